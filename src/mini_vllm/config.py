@@ -1,0 +1,193 @@
+"""Every setting, once. Command line flags, environment variables and the reference table are derived from here.
+
+Each field carries its documentation in `doc(...)`; `option_names(field)` gives its flags and `env_name(field)` its
+variable. This module must not know any other room.
+"""
+
+import dataclasses
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from mini_vllm.errors import ConfigError
+
+
+def doc(default: Any, help: str, *, aliases: tuple[str, ...] = (), choices: tuple[str, ...] = ()) -> Any:
+    """A dataclass field with its help text, extra flag names and permitted values."""
+    return field(default=default, metadata={"help": help, "aliases": aliases, "choices": choices})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """What to load and how to hold it."""
+
+    model: str = doc("smollm2-135m", "local folder, .gguf file, Hugging Face repository id, or alias", aliases=("-m",))
+    tokenizer: str | None = doc(None, "take the tokenizer from this folder or repository instead of the model's")
+    revision: str | None = doc(None, "branch, tag or commit of a hub repository")
+    chat_template: str | None = doc(None, "file with a Jinja chat template that overrides the model's own")
+    dtype: str = doc(
+        "auto",
+        "number format of the weights; auto keeps what the file has",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    device: str = doc("auto", "where to run; cuda and mps need the torch extra", choices=("auto", "cpu", "cuda", "mps"))
+    max_model_len: int | None = doc(None, "longest sequence in tokens; default: the model's context length")
+    served_model_name: str | None = doc(None, "name shown and accepted by the API; default: the model argument")
+    generation_config: bool = doc(True, "take sampling defaults from the model's generation_config.json")
+    executor: str = doc(
+        "auto",
+        "which op table computes: native (our library), torch, or hf (transformers' own modules)",
+        choices=("auto", "native", "torch", "hf"),
+    )
+    threads: int | None = doc(None, "compute threads; default: physical cores allowed to this process", aliases=("-t",))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """The paged KV cache."""
+
+    block_size: int = doc(16, "tokens per block")
+    num_blocks: int | None = doc(
+        None, "blocks in the pool; default: from the memory budget", aliases=("--pool-blocks",)
+    )
+    kv_cache_memory: str | None = doc(None, "memory for the KV cache, such as 2GiB; default: a share of what is free")
+    kv_cache_memory_share: float = doc(0.5, "share of free memory for the KV cache when no size is given")
+    kv_cache_dtype: str = doc(
+        "auto",
+        "number format of K and V; auto: float32 for float32 weights, float16 for float16, else bfloat16",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    enable_prefix_caching: bool = doc(True, "share full blocks between equal prefixes", aliases=("--prefix-caching",))
+    kv_cache: bool = doc(True, "off: recompute the whole sequence at every step (to measure what the cache buys)")
+    cache_backend: str = doc(
+        "paged", "contiguous reserves each request's maximum in one piece", choices=("paged", "contiguous")
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Iteration-level scheduling."""
+
+    max_num_seqs: int = doc(64, "sequences computed in one step", aliases=("--max-batch-size",))
+    max_num_batched_tokens: int = doc(2048, "tokens computed in one step")
+    prefill_chunk_size: int | None = doc(None, "prompt tokens of one sequence per step; default: the token budget")
+    max_waiting: int = doc(4096, "requests that may wait; beyond it new ones are refused")
+    scheduling_policy: str = doc("fcfs", "order of admission", choices=("fcfs",))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """The HTTP server."""
+
+    host: str = doc("127.0.0.1", "address to listen on")
+    port: int = doc(8000, "port to listen on; 0 picks a free one")
+    max_body_bytes: int = doc(8 * 2**20, "largest request body")
+    shutdown_timeout: float = doc(10.0, "seconds that running requests get to finish at shutdown")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """All that an engine needs to start."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+    @classmethod
+    def from_options(cls, **options: Any) -> "EngineConfig":
+        """Build from flat names (`model=…, block_size=…`); an unknown name is a `ConfigError` that lists its nearest."""
+        groups: dict[str, dict[str, Any]] = {"model": {}, "cache": {}, "scheduler": {}}
+        for name, value in options.items():
+            groups[_group_of(name)][name] = value
+        return cls(
+            model=ModelConfig(**groups["model"]),
+            cache=CacheConfig(**groups["cache"]),
+            scheduler=SchedulerConfig(**groups["scheduler"]),
+        )
+
+    def __post_init__(self) -> None:
+        for group in (self.model, self.cache, self.scheduler):
+            _check_choices(group)
+        _check_positive(self.cache, "block_size", "num_blocks")
+        _check_positive(self.scheduler, "max_num_seqs", "max_num_batched_tokens", "prefill_chunk_size", "max_waiting")
+        _check_positive(self.model, "max_model_len", "threads")
+        if not 0.0 < self.cache.kv_cache_memory_share <= 1.0:
+            raise ConfigError(
+                f"kv_cache_memory_share is {self.cache.kv_cache_memory_share}; it must lie in (0, 1]",
+                param="kv_cache_memory_share",
+            )
+        if self.cache.num_blocks is not None and self.cache.kv_cache_memory is not None:
+            raise ConfigError(
+                "num_blocks and kv_cache_memory both set the size of the KV cache; give one of them",
+                param="num_blocks",
+            )
+        if not self.cache.kv_cache and self.cache.cache_backend == "contiguous":
+            raise ConfigError(
+                "cache_backend contiguous contradicts no-kv-cache: there is nothing to reserve; drop one of them",
+                param="cache_backend",
+            )
+        if self.scheduler.max_num_batched_tokens < self.scheduler.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens is {self.scheduler.max_num_batched_tokens} but max_num_seqs is "
+                f"{self.scheduler.max_num_seqs}: every running sequence needs a token per step; raise the first",
+                param="max_num_batched_tokens",
+            )
+
+
+def option_names(option: "dataclasses.Field[Any]") -> tuple[str, ...]:
+    """The flags of a field, main one first: `("--num-blocks", "--pool-blocks")`."""
+    return ("--" + option.name.replace("_", "-"), *option.metadata.get("aliases", ()))
+
+
+def env_name(option: "dataclasses.Field[Any]") -> str:
+    """The environment variable of a field: `MINI_VLLM_NUM_BLOCKS`."""
+    return "MINI_VLLM_" + option.name.upper()
+
+
+def parse_bytes(text: str, *, param: str = "kv_cache_memory") -> int:
+    """Bytes in a size such as `512MiB`, `2GB`, `1.5 GiB` or a plain number."""
+    units = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+    cleaned = text.strip().lower().replace(" ", "").removesuffix("b")
+    number = cleaned.rstrip("kmgi")
+    try:
+        size = float(number) * units[cleaned[len(number) :]]
+    except (ValueError, KeyError):
+        raise ConfigError(f"{param} is {text!r}; write a size such as 512MiB or 2GiB", param=param) from None
+    if not 0 < size < 2**60:
+        raise ConfigError(f"{param} is {text!r}; it must be positive and below 2^60 bytes", param=param)
+    return int(size)
+
+
+def cache_folder() -> str:
+    """Where downloaded models are kept: $MINI_VLLM_CACHE, else $XDG_CACHE_HOME/mini-vllm, else ~/.cache/mini-vllm."""
+    if explicit := os.environ.get("MINI_VLLM_CACHE"):
+        return explicit
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(base, "mini-vllm")
+
+
+def _group_of(name: str) -> str:
+    groups = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig}
+    for group, cls in groups.items():
+        if any(option.name == name for option in dataclasses.fields(cls)):
+            return group
+    import difflib
+
+    known = [option.name for cls in groups.values() for option in dataclasses.fields(cls)]
+    near = difflib.get_close_matches(name, known, n=3)
+    hint = f"did you mean {', '.join(near)}?" if near else f"known settings: {', '.join(known)}"
+    raise ConfigError(f"unknown setting {name!r}; {hint}", param=name)
+
+
+def _check_choices(group: Any) -> None:
+    for option in dataclasses.fields(group):
+        value, choices = getattr(group, option.name), option.metadata.get("choices", ())
+        if choices and value not in choices:
+            raise ConfigError(f"{option.name} is {value!r}; choose one of {', '.join(choices)}", param=option.name)
+
+
+def _check_positive(group: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(group, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} is {value}; it must be at least 1", param=name)

@@ -1,0 +1,38 @@
+"""Frozen messages between rooms. No logic beyond validation, no tensors, no I/O.
+
+Requests go down (`Request`), plans go to the executor (`StepPlan`), results come back (`StepResult`),
+tokens come up (`TokenDelta`), text comes out (`TextDelta`). All are msgspec-encodable.
+"""
+
+from mini_vllm.types.params import SamplingParams
+from mini_vllm.types.plan import Admission, Chunk, Outputs, StepPlan
+from mini_vllm.types.requests import FinishReason, Request
+from mini_vllm.types.results import (
+    CompletionOutput,
+    RequestOutput,
+    SequenceOutput,
+    StepResult,
+    TextDelta,
+    TokenDelta,
+    TokenLogprobs,
+)
+from mini_vllm.types.stats import EngineStats, StepStats
+
+__all__ = [
+    "Admission",
+    "Chunk",
+    "CompletionOutput",
+    "EngineStats",
+    "FinishReason",
+    "Outputs",
+    "Request",
+    "RequestOutput",
+    "SamplingParams",
+    "SequenceOutput",
+    "StepPlan",
+    "StepResult",
+    "StepStats",
+    "TextDelta",
+    "TokenDelta",
+    "TokenLogprobs",
+]

@@ -1,0 +1,130 @@
+"""How one request wants its tokens chosen. The field names are vLLM's, so that scripts move over."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mini_vllm.errors import InvalidParameterError
+
+MAX_LOGPROBS = 20
+MAX_STOPS = 16
+MAX_N = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling parameters of one request; validated on construction (`InvalidParameterError`).
+
+    Lists are accepted for the tuple fields and frozen. Transforms apply in this order: grammar mask, allowed and
+    banned tokens, logit bias, penalties, (greedy rows stop here) temperature, top-k, top-p, min-p, draw.
+    """
+
+    n: int = 1  # independent completions of the prompt
+    max_tokens: int | None = 16  # None: to the end of the context
+    min_tokens: int = 0  # EOS and stop tokens are masked, stop strings not matched, before this many
+    temperature: float = 1.0  # 0 is greedy; ties go to the lowest token id
+    top_k: int = 0  # 0 or -1: off; larger than the vocabulary: clamped
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output: positive logits divided, negative multiplied
+    presence_penalty: float = 0.0  # over output only
+    frequency_penalty: float = 0.0  # over output only
+    seed: int | None = None  # None: a fresh random one
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # token id -> added to its raw logit
+    allowed_token_ids: tuple[int, ...] | None = None  # None: all
+    bad_token_ids: tuple[int, ...] = ()  # never sampled
+    logprobs: int | None = None  # how many alternatives to report beside the chosen token; 0: only the chosen
+    prompt_logprobs: int | None = None  # the same for prompt tokens; None: not computed
+
+    def __post_init__(self) -> None:
+        self._freeze()
+        _check_int("n", self.n, low=1, high=MAX_N)
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, low=0)
+        _check_int("min_tokens", self.min_tokens, low=0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidParameterError(
+                f"min_tokens is {self.min_tokens} but max_tokens is {self.max_tokens}: min_tokens must not exceed it",
+                param="min_tokens",
+            )
+        _check_int("top_k", self.top_k, low=-1)
+        _check_float("temperature", self.temperature, low=0.0, high=1e6)
+        _check_float("top_p", self.top_p, low=0.0, high=1.0, low_open=True)
+        _check_float("min_p", self.min_p, low=0.0, high=1.0)
+        _check_float("repetition_penalty", self.repetition_penalty, low=0.0, high=1e6, low_open=True)
+        _check_float("presence_penalty", self.presence_penalty, low=-2.0, high=2.0)
+        _check_float("frequency_penalty", self.frequency_penalty, low=-2.0, high=2.0)
+        if self.seed is not None:
+            _check_int("seed", self.seed, low=-(2**63), high=2**64 - 1)
+        for name in ("logprobs", "prompt_logprobs"):
+            if (count := getattr(self, name)) is not None:
+                _check_int(name, count, low=0, high=MAX_LOGPROBS)
+        self._check_stops()
+        self._check_token_ids()
+
+    @property
+    def greedy(self) -> bool:
+        """Whether tokens are chosen by argmax rather than drawn."""
+        return self.temperature == 0.0 or self.top_k == 1
+
+    def _freeze(self) -> None:
+        set_field = object.__setattr__
+        set_field(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
+        set_field(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        set_field(self, "bad_token_ids", tuple(self.bad_token_ids or ()))
+        set_field(self, "logit_bias", dict(self.logit_bias or {}))
+        if self.allowed_token_ids is not None:
+            set_field(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+
+    def _check_stops(self) -> None:
+        if len(self.stop) > MAX_STOPS:
+            raise InvalidParameterError(
+                f"stop has {len(self.stop)} strings; at most {MAX_STOPS} are allowed", param="stop"
+            )
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise InvalidParameterError(
+                    f"stop contains {text!r}; each stop must be a non-empty string", param="stop"
+                )
+
+    def _check_token_ids(self) -> None:
+        _check_ids("stop_token_ids", self.stop_token_ids)
+        _check_ids("bad_token_ids", self.bad_token_ids)
+        _check_ids("logit_bias", self.logit_bias)
+        for token_id, bias in self.logit_bias.items():
+            _check_float(f"logit_bias[{token_id}]", bias, low=-100.0, high=100.0)
+        if self.allowed_token_ids is not None:
+            _check_ids("allowed_token_ids", self.allowed_token_ids)
+            if not self.allowed_token_ids:
+                raise InvalidParameterError(
+                    "allowed_token_ids is empty: no token could ever be sampled; leave it out to allow all",
+                    param="allowed_token_ids",
+                )
+
+
+def _check_int(name: str, value: Any, *, low: int, high: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidParameterError(f"{name} is {value!r}; it must be an integer", param=name)
+    if value < low or (high is not None and value > high):
+        limit = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise InvalidParameterError(f"{name} is {value}; it must be {limit}", param=name)
+
+
+def _check_float(name: str, value: Any, *, low: float, high: float, low_open: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidParameterError(f"{name} is {value!r}; it must be a finite number", param=name)
+    if value < low or value > high or (low_open and value == low):
+        opening = "(" if low_open else "["
+        raise InvalidParameterError(f"{name} is {value}; it must lie in {opening}{low}, {high}]", param=name)
+
+
+def _check_ids(name: str, ids: Iterable[Any]) -> None:
+    for token_id in ids:
+        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < 2**31:
+            raise InvalidParameterError(f"{name} contains {token_id!r}; it must be a token id ≥ 0", param=name)

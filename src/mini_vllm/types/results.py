@@ -1,0 +1,121 @@
+"""What comes back: from the executor (`StepResult`), the engine (`TokenDelta`), the front end (`TextDelta`)."""
+
+from dataclasses import dataclass, field
+
+from mini_vllm.types.requests import FinishReason
+from mini_vllm.types.stats import StepStats
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, of the raw model logits in float32, before any transform."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1 = most likely
+    top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), most likely first; as many as were asked for
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOutput:
+    """What one chunk produced. `token_ids` is empty when the chunk did not reach the last known token."""
+
+    seq_id: int
+    token_ids: tuple[int, ...] = ()  # the sampled token; with drafts, the accepted ones and the one after
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token id, if asked for
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # Outputs.ALL: of prompt positions start+1 … start+len(chunk)
+    next_drafts: tuple[int, ...] = ()
+    hidden: tuple[tuple[float, ...], ...] = ()  # Outputs.HIDDEN: one vector per token of the chunk
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One output for each chunk of the plan that asks for something, in plan order."""
+
+    step_id: int
+    outputs: tuple[SequenceOutput, ...] = ()
+    seconds: float = 0.0  # time spent in the executor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenDelta:
+    """New tokens of one request. The last delta of a request has a finish_reason."""
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # with the first delta: prompt tokens 1 … (token 0 has none)
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None  # the EOS or stop token that ended it (it is the last of token_ids)
+    num_cached_tokens: int = 0  # prompt tokens that came from the prefix cache
+    error: str | None = None  # with finish_reason "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextDelta:
+    """New text of one choice of a user's request. The last delta of a choice has a finish_reason.
+
+    Concatenating `text` over the deltas of a choice gives exactly the non-streamed text.
+    """
+
+    request_id: str  # the user's (parent) id
+    choice_index: int = 0
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None  # the stop string or stop token id that matched; None for EOS
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0  # of this choice so far
+    num_cached_tokens: int = 0
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One completion, as vLLM names it."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    cumulative_logprob: float | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A prompt with its completions, as vLLM names it."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # the first entry is None
+    outputs: list[CompletionOutput] = field(default_factory=list)
+    finished: bool = False
+    num_cached_tokens: int = 0
+    metrics: "RequestMetrics | None" = None
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Times of one request in seconds on the engine's clock."""
+
+    arrival: float = 0.0
+    first_token: float | None = None
+    finished: float | None = None
+
+
+__all__ = [
+    "CompletionOutput",
+    "RequestMetrics",
+    "RequestOutput",
+    "SequenceOutput",
+    "StepResult",
+    "StepStats",
+    "TextDelta",
+    "TokenDelta",
+    "TokenLogprobs",
+]
