@@ -95,7 +95,7 @@ class EngineConfig:
 
     @classmethod
     def from_options(cls, **options: Any) -> "EngineConfig":
-        """Build from flat names (`model=…, block_size=…`); an unknown name is a `ConfigError` that lists its nearest."""
+        """Build from flat names (`model=…, block_size=…`); an unknown one is a `ConfigError` naming the nearest."""
         groups: dict[str, dict[str, Any]] = {"model": {}, "cache": {}, "scheduler": {}}
         for name, value in options.items():
             groups[_group_of(name)][name] = value

@@ -73,7 +73,7 @@ class OpTable(Protocol):
         """(x - mean) / sqrt(var + eps) * weight + bias."""
 
     def qk_norm(self, qkv: Tensor, q_weight: Weight, k_weight: Weight, eps: float, spec: AttentionSpec) -> Tensor:
-        """RMS norm of each query and key head of a fused row [q heads | k heads | v heads] separately (Qwen3, Gemma 3)."""
+        """RMS norm of each query and key head of a fused row [q heads | k heads | v heads] (Qwen3, Gemma 3)."""
 
     # products
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
