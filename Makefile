@@ -1,0 +1,49 @@
+# Two commands matter: `make serve` and `make test`. `make help` lists the rest.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL ?= smollm2-135m
+ARGS ?=
+TEST_ARGS ?=
+SOURCES := pyproject.toml $(wildcard csrc/* csrc/*/*)
+
+.PHONY: help serve test test-fast check format docs clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+
+serve: $(VENV)/.installed ## install what is missing, get the default model, serve it with a chat page (MODEL=…, ARGS="--port 9000")
+	@$(BIN)/mini-vllm serve --model $(MODEL) $(ARGS)
+
+test: $(VENV)/.installed-test ## run the whole test suite (installs torch and transformers as references)
+	@$(BIN)/python -m pytest $(TEST_ARGS)
+
+test-fast: $(VENV)/.installed-test ## the quick part of the test suite, under a minute
+	@$(BIN)/python -m pytest -m "not slow" $(TEST_ARGS)
+
+check: $(VENV)/.installed-test ## format, lint, imports, types, sizes, generated docs
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/lint-imports
+	@$(BIN)/mypy
+	@$(BIN)/python tools/check_sizes.py
+	@$(BIN)/python tools/generate_docs.py --check
+
+format: $(VENV)/.installed-test ## format the sources
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+docs: $(VENV)/.installed-test ## rewrite the generated reference pages
+	@$(BIN)/python tools/generate_docs.py
+
+clean: ## remove the environment and all build outputs
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/.installed: $(SOURCES) tools/install.sh
+	@tools/install.sh $(VENV) run
+	@touch $@
+
+$(VENV)/.installed-test: $(SOURCES) tools/install.sh tests/constraints.txt
+	@tools/install.sh $(VENV) test
+	@touch $(VENV)/.installed $@
