@@ -1,0 +1,47 @@
+"""From a checkpoint to a model on a device. Must not know: file formats, steps, caches."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mini_vllm.errors import ConfigError
+from mini_vllm.kernels.table import Device, Model
+from mini_vllm.models import decoder
+from mini_vllm.models.registry import model_spec
+from mini_vllm.models.source import Checkpoint, Loader, Survey
+from mini_vllm.models.spec import DecoderSpec, ModelInfo
+
+_BUILDERS: dict[type, Callable[..., Model]] = {DecoderSpec: decoder.build}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model whose weights live on a device."""
+
+    model: Model
+    info: ModelInfo
+    num_parameters: int
+    weight_bytes: int  # as the device was given them
+
+
+def load_model(checkpoint: Checkpoint, device: Device, *, dtype: str = "auto", max_model_len: int) -> LoadedModel:
+    """Check every tensor's name and shape, then load tensor by tensor.
+
+    dtype: auto, float32, bfloat16 or float16. max_model_len in tokens fixes the length of the rope tables, and the
+    scaling of those rope types that depend on a length.
+    """
+    spec: Any = model_spec(checkpoint.config)
+    info: ModelInfo = spec.info
+    if max_model_len > info.max_position_limit:
+        raise ConfigError(
+            f"max_model_len is {max_model_len} but {info.architecture} reads at most {info.max_position_limit} tokens; "
+            "lower it",
+            param="max_model_len",
+        )
+    build = _BUILDERS[type(spec)]
+    survey = Survey(checkpoint)
+    build(spec, survey, max_model_len=max_model_len)
+    survey.raise_problems()
+    loader = Loader(checkpoint, device, dtype)
+    model = build(spec, loader, max_model_len=max_model_len)
+    return LoadedModel(model=model, info=info, num_parameters=survey.num_parameters, weight_bytes=loader.weight_bytes)
