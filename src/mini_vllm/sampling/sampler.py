@@ -1,0 +1,110 @@
+"""The sampler's door: rows of logits in, token ids and logprobs out.
+
+One row of logits belongs to one (sequence, position): in plain decoding the position after the last token, with
+drafts one row for each draft too. The native implementation is used where our library is present, else NumPy; both
+give the same tokens. This module must not know models, requests or the scheduler.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mini_vllm.sampling import logprobs, transforms
+from mini_vllm.sampling.floats import Float32Array
+from mini_vllm.sampling.state import SamplingState, SamplingStates
+from mini_vllm.types import TokenLogprobs
+
+Int32Array = npt.NDArray[np.int32]
+
+
+class SamplerBackend(Protocol):
+    """One implementation of the arithmetic. Rows are independent: a row's result never depends on other rows."""
+
+    name: str
+
+    def choose(
+        self, logits: Float32Array, states: SamplingStates, slots: Int32Array, positions: Int32Array
+    ) -> list[int]:
+        """The next token of each row of logits [L, V]; logits are left alone."""
+
+    def choose_one(self, row: Float32Array, state: SamplingState, position: int) -> int:
+        """The same for one row [1, V] and a state that is in no slot."""
+
+    def score(
+        self, logits: Float32Array, token_ids: Sequence[int], counts: Sequence[int], *, limit: int
+    ) -> list[TokenLogprobs]:
+        """Logprob and rank of token_ids[i] in row i, with the counts[i] likeliest alternatives."""
+
+
+class NumpyBackend:
+    """The reference: readable, and always there."""
+
+    name = "numpy"
+
+    def choose(
+        self, logits: Float32Array, states: SamplingStates, slots: Int32Array, positions: Int32Array
+    ) -> list[int]:
+        """See `SamplerBackend`."""
+        return transforms.choose(logits, [states[slot] for slot in slots.tolist()], positions.tolist())
+
+    def choose_one(self, row: Float32Array, state: SamplingState, position: int) -> int:
+        """See `SamplerBackend`."""
+        return transforms.choose(row, [state], [position])[0]
+
+    def score(
+        self, logits: Float32Array, token_ids: Sequence[int], counts: Sequence[int], *, limit: int
+    ) -> list[TokenLogprobs]:
+        """See `SamplerBackend`."""
+        return logprobs.score(logits, token_ids, counts, limit=limit)
+
+
+class Sampler:
+    """Chooses tokens. `limit`: ids at or above it are padding of the vocabulary, never chosen nor listed."""
+
+    def __init__(self, backend: SamplerBackend, *, limit: int) -> None:
+        self.backend = backend
+        self.limit = limit
+        self.states = SamplingStates(limit=limit)
+
+    def sample(
+        self,
+        logits: Float32Array,
+        slots: Int32Array,
+        positions: Int32Array,
+        drafts: Sequence[tuple[int, ...]] | None = None,
+    ) -> tuple[list[int], list[TokenLogprobs | None]]:
+        """Choose the token at positions[i] for the sequence in slots[i] from row i of logits [L, V].
+
+        drafts[i]: guessed tokens between the sequence's known ones and this row, which penalties count as output.
+        Logprobs are None for sequences that did not ask. Leaves states and logits alone.
+        """
+        tokens = self.backend.choose(logits, self.states, slots, positions)
+        for i, guessed in enumerate(drafts or ()):
+            state = self.states[int(slots[i])]
+            if guessed and state.penalised:
+                tokens[i] = self.backend.choose_one(logits[i : i + 1], state.with_drafts(guessed), int(positions[i]))
+        reports: list[TokenLogprobs | None] = [None] * len(tokens)
+        counts = [self.states[slot].num_logprobs for slot in slots.tolist()]
+        asked = [i for i, count in enumerate(counts) if count is not None]
+        if asked:
+            scores = self.score(logits[asked], [tokens[i] for i in asked], [counts[i] or 0 for i in asked])
+            for i, report in zip(asked, scores):
+                reports[i] = report
+        return tokens, reports
+
+    def score(self, logits: Float32Array, token_ids: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
+        """Logprobs of given tokens (of a prompt, say), with the counts[i] likeliest alternatives."""
+        return self.backend.score(logits, token_ids, counts, limit=self.limit)
+
+
+def make_sampler(*, limit: int, backend: str = "auto") -> Sampler:
+    """A sampler: "native", "numpy", or "auto" for native where our library can be loaded."""
+    if backend != "numpy":
+        from mini_vllm.sampling.native import load_backend
+
+        native = load_backend(required=backend == "native")
+        if native is not None:
+            return Sampler(native, limit=limit)
+    return Sampler(NumpyBackend(), limit=limit)
