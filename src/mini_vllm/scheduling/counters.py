@@ -1,0 +1,23 @@
+"""Counters of a scheduler since its start. They never decrease."""
+
+from dataclasses import dataclass, field
+
+from mini_vllm.types import FinishReason
+
+
+def _none_finished() -> dict[FinishReason, int]:
+    return {"stop": 0, "length": 0, "abort": 0, "error": 0}
+
+
+@dataclass(slots=True)
+class Counters:
+    """accepted == sum of finished + sequences that run or wait."""
+
+    steps: int = 0
+    accepted: int = 0
+    finished: dict[FinishReason, int] = field(default_factory=_none_finished)
+    preemptions: int = 0
+    prompt_tokens: int = 0  # of sequences whose prompt has been read to its end
+    output_tokens: int = 0
+    prefix_query_tokens: int = 0  # prompt tokens looked up, when a sequence is started for the first time
+    prefix_hit_tokens: int = 0  # of those, found

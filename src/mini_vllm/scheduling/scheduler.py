@@ -1,0 +1,382 @@
+"""Who computes how many tokens in the next step.
+
+There is no prefill phase and no decode phase. Each sequence has known tokens and computed tokens; a step gives it some
+tokens so that the second catches up with the first. That one rule covers chunked prefill mixed with decode, prefix
+hits, preemption by recompute, and speculation.
+
+This module must not know tensors, text, threads or the policy behind the queue.
+"""
+
+import bisect
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from mini_vllm.config import SchedulerConfig
+from mini_vllm.errors import ConfigError, ContextLengthError, EngineBusyError, InvalidParameterError
+from mini_vllm.kvcache import KVCache, Refusal
+from mini_vllm.scheduling.counters import Counters
+from mini_vllm.scheduling.queues import make_queue
+from mini_vllm.scheduling.sequence import Sequence
+from mini_vllm.scheduling.step import PlanDraft
+from mini_vllm.types import Chunk, EngineStats, Request, StepPlan, StepResult, StepStats, TokenDelta
+
+Observer = Callable[[StepPlan, StepStats], None]
+
+
+class Scheduler:
+    """Holds every live sequence. `plan` and `commit` alternate; `add` and `abort` may come between them.
+
+    A request is live from `add` until the delta with its finish_reason. The caller sees to it that one thread at a
+    time is in here.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: KVCache,
+        *,
+        max_model_len: int,
+        clock: Callable[[], float] = time.monotonic,
+        on_step: Observer | None = None,
+    ) -> None:
+        """`on_step` is called at the end of every commit, with what was done and what it measured."""
+        if config.max_num_batched_tokens < config.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens is {config.max_num_batched_tokens} but max_num_seqs is "
+                f"{config.max_num_seqs}: every running sequence needs a token per step; raise the first",
+                param="max_num_batched_tokens",
+            )
+        self.max_model_len = max_model_len
+        self._config = config
+        self._cache = cache
+        self._clock = clock
+        self._on_step = on_step
+        self._waiting = make_queue(config.scheduling_policy)
+        self._running: list[Sequence] = []  # by rank: served from the front, preempted from the back
+        self._by_request: dict[str, Sequence] = {}
+        self._by_id: dict[int, Sequence] = {}
+        self._aborting: dict[str, str | None] = {}  # request id -> error
+        self._released: list[int] = []  # known to the executor and ended since the last plan
+        self._deltas: list[TokenDelta] = []  # of sequences that ended in plan()
+        self._counters = Counters()
+        self._planned: StepStats | None = None  # of the step between plan() and commit()
+        self._began = 0.0
+        self._last_step: StepStats | None = None
+        self._next_seq_id = 0
+        self._started = clock()
+
+    # the door
+
+    @property
+    def max_kv_len(self) -> int:
+        """Tokens that one sequence can have in the cache; without a cache, that one step can compute."""
+        capacity = self._cache.capacity
+        return capacity if self._cache.retains else min(capacity, self._config.max_num_batched_tokens)
+
+    @property
+    def max_seq_len(self) -> int:
+        """Longest sequence, prompt and output, that can be served: what an open-ended request may fill."""
+        return min(self.max_model_len, self.max_kv_len + 1)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises ContextLengthError if it can never fit, EngineBusyError if the queue is full.
+
+        prompt + max_tokens must not exceed the context, nor what the cache can hold. A request whose
+        `params.max_tokens` is None goes to the end of what fits, and only its prompt and one token must fit.
+        """
+        if request.request_id in self._by_request:
+            raise InvalidParameterError(f"request_id {request.request_id!r} is in use; choose another")
+        if not request.prompt_token_ids:
+            raise InvalidParameterError("the prompt has 0 tokens; at least 1 is needed", param="prompt")
+        self._check_length(request)
+        if len(self._waiting) >= self._config.max_waiting:
+            raise EngineBusyError(
+                f"{len(self._waiting)} requests are waiting and max_waiting is {self._config.max_waiting}; try later"
+            )
+        max_len = min(len(request.prompt_token_ids) + request.max_tokens, self.max_seq_len)
+        sequence = Sequence(request, seq_id=self._next_seq_id, max_len=max_len)
+        sequence.table = self._cache.new_table(sequence.token_ids, max_len=sequence.max_kv_len, salt=request.cache_salt)
+        self._next_seq_id += 1
+        self._counters.accepted += 1
+        self._by_request[request.request_id] = sequence
+        self._by_id[sequence.seq_id] = sequence
+        self._waiting.push(sequence)
+
+    def abort(self, request_id: str, *, error: str | None = None) -> None:
+        """End a request at the top of the next plan, with reason "abort", or "error" if one is given.
+
+        Its delta comes from the commit of that plan. A request that is not live (any more) is ignored.
+        """
+        if request_id in self._by_request:
+            self._aborting.setdefault(request_id, error)
+
+    def has_work(self) -> bool:
+        """Whether a step would do anything, if only tell the executor what to forget."""
+        return bool(self._by_request or self._released or self._deltas)
+
+    # the step
+
+    def plan(self) -> StepPlan:
+        """Decide the next step. Must be followed by `commit`."""
+        assert self._planned is None, "plan() was called twice without commit()"
+        self._began = self._clock()
+        self._end_aborted()
+        draft = PlanDraft(budget=self._config.max_num_batched_tokens)
+        if not self._cache.retains:
+            self._start_over(draft)
+        decodes = [sequence for sequence in self._running if sequence.num_owed == 1]
+        prefills = [sequence for sequence in self._running if sequence.num_owed > 1]
+        draft.num_owing_one = len(decodes)
+        for sequence in decodes:
+            draft.num_owing_one -= 1
+            self._serve(sequence, draft)
+        for sequence in prefills:
+            self._serve(sequence, draft)
+        if not draft.num_preempted:
+            self._admit(draft)
+        return self._freeze(draft)
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[TokenDelta]:
+        """Take in what the step has produced: the new tokens of each request, and who has ended."""
+        planned = self._planned
+        assert planned is not None and planned.step_id == plan.step_id == result.step_id, "commit() of another plan"
+        outputs = {output.seq_id: output for output in result.outputs}
+        deltas, self._deltas = self._deltas, []
+        num_decodes = 0
+        for chunk in plan.chunks:
+            sequence = self._by_id[chunk.seq_id]
+            if chunk.start >= sequence.num_prompt and len(chunk.token_ids) == 1 + chunk.num_drafts:
+                num_decodes += 1
+            delta = sequence.advance(chunk, outputs.get(chunk.seq_id))
+            self._cache.commit(sequence.table, sequence.num_computed)
+            if delta is not None:
+                deltas.append(delta)
+                self._count_tokens(sequence, delta)
+            if sequence.finish_reason is not None:
+                self._forget(sequence)
+        self._measure(plan, planned, num_decodes)
+        return deltas
+
+    def _serve(self, sequence: Sequence, draft: PlanDraft) -> None:
+        """Give a running sequence what it owes, as far as the budget goes, preempting younger ones for its blocks."""
+        if not sequence.is_running:  # an older one took its blocks in this very plan
+            return
+        num_tokens = self._chunk_len(sequence, draft)
+        if num_tokens:
+            while (chunk := self._next_chunk(sequence, num_tokens, draft)) is None:
+                victim = self._running[-1]
+                self._preempt(victim, draft)
+                if victim is sequence:
+                    return
+            draft.serve(chunk)
+        if num_tokens < sequence.num_owed:
+            draft.num_promised += self._cache.num_missing(sequence.table, len(sequence.token_ids))
+
+    def _admit(self, draft: PlanDraft) -> None:
+        """Start waiting sequences, in order, while rows, budget and blocks allow."""
+        for sequence in self._waiting:
+            if len(self._running) >= self._config.max_num_seqs or not self._chunk_len(sequence, draft):
+                return
+            num_known = len(sequence.token_ids)
+            grant = self._cache.start(
+                sequence.table, num_known, reusable=sequence.num_reusable, promised=draft.num_promised
+            )
+            if grant is Refusal.PENDING:
+                continue
+            if isinstance(grant, Refusal):
+                return
+            self._waiting.remove(sequence)
+            self._run(sequence, grant.num_cached, draft)
+            num_tokens = self._chunk_len(sequence, draft)
+            chunk = self._next_chunk(sequence, num_tokens, draft, first_block_ids=grant.block_ids)
+            assert chunk is not None, "start() granted blocks that are not there"
+            draft.serve(chunk)
+            draft.num_promised += self._cache.num_missing(sequence.table, num_known)
+
+    def _run(self, sequence: Sequence, num_cached: int, draft: PlanDraft) -> None:
+        """Give a started sequence its row."""
+        bisect.insort(self._running, sequence, key=self._waiting.rank)
+        sequence.is_running = True
+        sequence.num_computed = num_cached
+        draft.admit(sequence)
+        if sequence.num_cached is None:  # what a preempted one finds again is its own, and no merit
+            sequence.num_cached = min(num_cached, sequence.num_prompt)
+            if sequence.num_reusable:
+                self._counters.prefix_query_tokens += sequence.num_prompt
+            self._counters.prefix_hit_tokens += sequence.num_cached
+            draft.num_hit_tokens += sequence.num_cached
+
+    def _chunk_len(self, sequence: Sequence, draft: PlanDraft) -> int:
+        """How many of the owed tokens to compute now."""
+        owed = sequence.num_owed
+        if not self._cache.retains:  # what is not computed in the same step would be lost
+            return owed if owed <= draft.budget else 0
+        limit = self._config.prefill_chunk_size
+        return min(owed, draft.budget) if limit is None else min(owed, draft.budget, limit)
+
+    def _next_chunk(
+        self, sequence: Sequence, num_tokens: int, draft: PlanDraft, *, first_block_ids: tuple[int, ...] = ()
+    ) -> Chunk | None:
+        """Its next tokens and, if there is room, guesses after them; None if blocks are lacking."""
+        end = sequence.num_computed + num_tokens
+        num_drafts = self._num_drafts(sequence, num_tokens, draft) if sequence.drafts else 0
+        block_ids = self._cache.extend(sequence.table, end + num_drafts)
+        if block_ids is None and num_drafts:  # a guess is never worth a preemption
+            num_drafts = 0
+            block_ids = self._cache.extend(sequence.table, end)
+        return None if block_ids is None else sequence.chunk(num_tokens, num_drafts, first_block_ids + block_ids)
+
+    def _num_drafts(self, sequence: Sequence, num_tokens: int, draft: PlanDraft) -> int:
+        """Guesses worth computing: only after the last known token, and never at the cost of another's one token."""
+        if num_tokens < sequence.num_owed:
+            return 0
+        spare = draft.budget - num_tokens - draft.num_owing_one
+        useful = sequence.max_len - len(sequence.token_ids) - 1
+        return max(0, min(len(sequence.drafts), spare, useful))
+
+    # leaving
+
+    def _preempt(self, victim: Sequence, draft: PlanDraft) -> None:
+        """Take a running sequence's blocks; it is computed again, as far as they are not found again."""
+        self._stop_running(victim)
+        self._waiting.put_back(victim)
+        victim.num_preemptions += 1
+        self._counters.preemptions += 1
+        draft.take_back(victim.seq_id)
+
+    def _start_over(self, draft: PlanDraft) -> None:
+        """Without a cache nothing outlives its step: every step is an admission."""
+        for sequence in tuple(self._running):
+            self._stop_running(sequence)
+            self._waiting.put_back(sequence)
+            draft.evicted.append(sequence.seq_id)
+
+    def _stop_running(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        self._cache.release(sequence.table)
+        sequence.is_running = False
+        sequence.num_computed = 0
+
+    def _end_aborted(self) -> None:
+        for request_id, error in self._aborting.items():
+            sequence = self._by_request.get(request_id)
+            if sequence is None:  # it ended by itself after abort() was called
+                continue
+            if not sequence.is_running:
+                self._waiting.remove(sequence)
+            self._deltas.append(sequence.end("abort" if error is None else "error", error=error))
+            self._forget(sequence)
+        self._aborting.clear()
+
+    def _forget(self, sequence: Sequence) -> None:
+        """A sequence has ended and is in no queue."""
+        assert sequence.finish_reason is not None
+        if sequence.is_running:
+            self._stop_running(sequence)
+        if sequence.is_known:
+            self._released.append(sequence.seq_id)
+        del self._by_request[sequence.request.request_id]
+        del self._by_id[sequence.seq_id]
+        self._counters.finished[sequence.finish_reason] += 1
+
+    # numbers
+
+    def stats(self) -> EngineStats:
+        """State and counters now."""
+        counters, cache = self._counters, self._cache
+        return EngineStats(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            blocks_used=cache.num_used,
+            blocks_cached=cache.num_cached,
+            blocks_total=cache.num_blocks,
+            steps=counters.steps,
+            accepted=counters.accepted,
+            finished_stop=counters.finished["stop"],
+            finished_length=counters.finished["length"],
+            finished_abort=counters.finished["abort"],
+            finished_error=counters.finished["error"],
+            preemptions=counters.preemptions,
+            prompt_tokens=counters.prompt_tokens,
+            output_tokens=counters.output_tokens,
+            prefix_query_tokens=counters.prefix_query_tokens,
+            prefix_hit_tokens=counters.prefix_hit_tokens,
+            last_step=self._last_step,
+            uptime_seconds=self._clock() - self._started,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless queues, tables and counters agree."""
+        self._cache.check_integrity()
+        waiting = list(self._waiting)
+        assert self._running == sorted(self._running, key=self._waiting.rank), "running sequences are out of order"
+        assert {s.seq_id for s in self._running} | {s.seq_id for s in waiting} == set(self._by_id), "a sequence is lost"
+        assert len(self._running) + len(waiting) == len(self._by_id) == len(self._by_request), "a sequence is twice"
+        assert len(self._running) <= self._config.max_num_seqs, "more rows than max_num_seqs"
+        for sequence in self._running:
+            assert sequence.is_running and sequence.table.is_open and sequence.is_known
+            assert sequence.num_owed >= 1 and len(sequence.token_ids) <= self.max_seq_len
+        for sequence in waiting:
+            assert not sequence.is_running and not sequence.table.is_open and sequence.num_computed == 0
+        num_blocks_held = sum(len(sequence.table.blocks) for sequence in self._running)
+        assert self._cache.num_used <= num_blocks_held, "blocks are held by nobody who runs"
+        stats = self.stats()
+        ended = stats.finished_stop + stats.finished_length + stats.finished_abort + stats.finished_error
+        assert stats.accepted == ended + stats.running + stats.waiting, "accepted requests do not add up"
+
+    def _freeze(self, draft: PlanDraft) -> StepPlan:
+        plan = draft.freeze(self._counters.steps, released=tuple(self._released))
+        self._released.clear()
+        self._counters.steps += 1
+        self._planned = StepStats(
+            step_id=plan.step_id,
+            kind="idle",
+            num_tokens=self._config.max_num_batched_tokens - draft.budget,
+            num_sequences=len(plan.chunks),
+            num_waiting=len(self._waiting),
+            num_running=len(self._running),
+            num_preempted=draft.num_preempted,
+            blocks_used=self._cache.num_used,
+            blocks_cached=self._cache.num_cached,
+            blocks_total=self._cache.num_blocks,
+            prefix_hit_tokens=draft.num_hit_tokens,
+        )
+        return plan
+
+    def _measure(self, plan: StepPlan, planned: StepStats, num_decodes: int) -> None:
+        kind = "mixed"
+        if num_decodes == len(plan.chunks):
+            kind = "decode" if plan.chunks else "idle"
+        elif num_decodes == 0:
+            kind = "prefill"
+        self._last_step = replace(planned, kind=kind, seconds=self._clock() - self._began)
+        self._planned = None
+        if self._on_step is not None:
+            self._on_step(plan, self._last_step)
+
+    def _count_tokens(self, sequence: Sequence, delta: TokenDelta) -> None:
+        num_new = len(delta.token_ids)
+        self._counters.output_tokens += num_new
+        if len(sequence.token_ids) - num_new == sequence.num_prompt:
+            self._counters.prompt_tokens += sequence.num_prompt
+
+    def _check_length(self, request: Request) -> None:
+        num_prompt, wanted = len(request.prompt_token_ids), request.max_tokens
+        if request.params.max_tokens is None:
+            wanted = min(wanted, 1)
+        asked = f"the prompt has {num_prompt} tokens and max_tokens is {wanted}"
+        if num_prompt + wanted > self.max_model_len:
+            raise ContextLengthError(
+                f"{asked}: {num_prompt + wanted} exceed the context of {self.max_model_len} tokens; shorten the "
+                "prompt or lower max_tokens",
+                param="prompt",
+            )
+        if max(num_prompt, num_prompt + wanted - 1) > self.max_kv_len:
+            name = "num_blocks" if self.max_kv_len == self._cache.capacity else "max_num_batched_tokens"
+            limit = "the KV cache can hold" if name == "num_blocks" else "one step can compute without a KV cache"
+            raise ContextLengthError(
+                f"{asked}: more than the {self.max_kv_len} tokens that {limit}; shorten the prompt, lower max_tokens "
+                f"or raise {name}",
+                param="prompt",
+            )

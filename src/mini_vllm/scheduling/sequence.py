@@ -1,0 +1,157 @@
+"""The one mutable thing per request. It never leaves the scheduling room.
+
+This module must not know policies, plans of other sequences or the inside of the KV cache.
+"""
+
+from mini_vllm.kvcache import BlockTable
+from mini_vllm.types import Chunk, FinishReason, Outputs, Request, SequenceOutput, TokenDelta, TokenLogprobs
+
+
+class Sequence:
+    """A request on its way: known tokens, and how many of them have been computed.
+
+    | positions                          | state                                   |
+    | ---------------------------------- | --------------------------------------- |
+    | [0, num_computed)                  | K and V are in the cache                |
+    | [num_computed, len(token_ids))     | known, owed to the executor             |
+    | after them                         | `drafts`: guesses for the next step     |
+    """
+
+    __slots__ = (
+        "drafts",
+        "finish_reason",
+        "is_known",
+        "is_running",
+        "max_len",
+        "num_cached",
+        "num_computed",
+        "num_preemptions",
+        "num_prompt",
+        "prompt_logprobs",
+        "request",
+        "seq_id",
+        "table",
+        "token_ids",
+    )
+
+    def __init__(self, request: Request, *, seq_id: int, max_len: int) -> None:
+        self.request = request
+        self.seq_id = seq_id  # ascending in order of arrival
+        self.num_prompt = len(request.prompt_token_ids)
+        self.max_len = max_len  # prompt and output tokens; reaching it ends the sequence
+        self.token_ids = list(request.prompt_token_ids)  # of prompt and output; only ever appended to
+        self.table: BlockTable
+        self.num_computed = 0
+        self.num_cached: int | None = None  # prompt tokens found in the cache when first started
+        self.num_preemptions = 0
+        self.drafts: tuple[int, ...] = ()
+        self.prompt_logprobs: list[TokenLogprobs] = []  # of prompt positions 1 …; survives preemption
+        self.is_running = False  # whether it has a row and an open table; else it waits
+        self.is_known = False  # whether the executor has its Admission
+        self.finish_reason: FinishReason | None = None
+
+    @property
+    def max_kv_len(self) -> int:
+        """Most tokens whose K and V are ever needed: the last output token is never computed."""
+        return max(self.num_prompt, self.max_len - 1)
+
+    @property
+    def num_owed(self) -> int:
+        """Known tokens that are not computed yet; at least 1 while it lives."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def num_unscored(self) -> int:
+        """Prompt positions whose log-probabilities were asked for and are not known yet."""
+        if self.request.params.prompt_logprobs is None:
+            return 0
+        return self.num_prompt - 1 - len(self.prompt_logprobs)
+
+    @property
+    def num_reusable(self) -> int:
+        """Tokens that may come from the prefix cache: never the last, never one that must still be scored."""
+        return len(self.prompt_logprobs) if self.num_unscored else len(self.token_ids) - 1
+
+    @property
+    def is_score_only(self) -> bool:
+        """Whether it ends with its prompt."""
+        return self.request.max_tokens == 0
+
+    def chunk(self, num_tokens: int, num_drafts: int, block_ids: tuple[int, ...]) -> Chunk:
+        """The next `num_tokens` owed tokens, and after the last known one `num_drafts` guesses."""
+        start, end = self.num_computed, self.num_computed + num_tokens
+        token_ids = tuple(self.token_ids[start:end]) if num_tokens > 1 else (self.token_ids[start],)
+        if num_drafts:
+            token_ids += self.drafts[:num_drafts]
+        samples = end == len(self.token_ids) and self.request.max_tokens > 0
+        outputs = Outputs.LAST if samples else Outputs.NONE
+        if self.num_unscored and min(end, self.num_prompt - 1) > len(self.prompt_logprobs):
+            outputs = Outputs.ALL
+        return Chunk(self.seq_id, start, token_ids, num_drafts, block_ids, outputs, samples)
+
+    def advance(self, chunk: Chunk, output: SequenceOutput | None) -> TokenDelta | None:
+        """Take in what a chunk of this sequence has produced; sets finish_reason. None if there is nothing to tell."""
+        if not chunk.samples:
+            self.num_computed = chunk.start + len(chunk.token_ids)
+            if output is not None:
+                self._keep_prompt_logprobs(chunk.start, output)
+            if not self.is_score_only or self.num_owed:
+                return None
+            self.finish_reason = "length"
+            return self._delta((), (), None, first=True)
+        assert output is not None and output.token_ids, f"sequence {self.seq_id} was to be sampled and was not"
+        self._keep_prompt_logprobs(chunk.start, output)
+        first = len(self.token_ids) == self.num_prompt
+        num_known, stop_token_id = len(self.token_ids), self._append(output.token_ids)
+        num_new = len(self.token_ids) - num_known
+        self.num_computed = num_known + num_new - 1
+        self.drafts = output.next_drafts
+        return self._delta(output.token_ids[:num_new], output.logprobs[:num_new], stop_token_id, first=first)
+
+    def end(self, reason: FinishReason, *, error: str | None = None) -> TokenDelta:
+        """Finish without new tokens."""
+        self.finish_reason = reason
+        return TokenDelta(
+            request_id=self.request.request_id,
+            finish_reason=reason,
+            num_cached_tokens=self.num_cached or 0,
+            error=error,
+        )
+
+    def _append(self, token_ids: tuple[int, ...]) -> int | None:
+        """Append until one of them ends the sequence; the EOS or stop token that did."""
+        request, min_len = self.request, self.num_prompt + self.request.params.min_tokens
+        for token_id in token_ids:
+            may_stop = len(self.token_ids) >= min_len
+            self.token_ids.append(token_id)
+            if may_stop and (token_id in request.eos_token_ids or token_id in request.stop_token_ids):
+                self.finish_reason = "stop"
+                return token_id
+            if len(self.token_ids) >= self.max_len:
+                self.finish_reason = "length"
+                return None
+        return None
+
+    def _keep_prompt_logprobs(self, start: int, output: SequenceOutput) -> None:
+        """Positions start + 1 … of the prompt; those known from before a preemption are not taken twice."""
+        if output.prompt_logprobs and self.num_unscored:
+            known = len(self.prompt_logprobs)
+            self.prompt_logprobs += output.prompt_logprobs[known - start : self.num_prompt - 1 - start]
+
+    def _delta(
+        self,
+        token_ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprobs, ...],
+        stop_token_id: int | None,
+        *,
+        first: bool,
+    ) -> TokenDelta:
+        return TokenDelta(
+            request_id=self.request.request_id,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            prompt_logprobs=tuple(self.prompt_logprobs) if first and self.prompt_logprobs else (),
+            finish_reason=self.finish_reason,
+            stop_token_id=stop_token_id,
+            num_cached_tokens=self.num_cached or 0,
+        )
