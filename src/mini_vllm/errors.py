@@ -11,6 +11,7 @@ MiniVLLMError
 │       ├── UnsupportedModelError  understood, but this engine cannot run it
 │       └── WeightsError           a broken, truncated, missing or mis-shaped file or tensor
 ├── MissingDependencyError     an optional part is not installed; says the command that installs it
+├── EngineStepError            a step failed and took this request with it; the next request works: HTTP 500
 ├── EngineBusyError            the waiting queue is full: HTTP 503
 └── EngineDeadError            the engine failed and cannot answer: HTTP 500/503
 
@@ -72,6 +73,10 @@ class WeightsError(ModelError):
 
 class MissingDependencyError(MiniVLLMError):
     """An optional dependency is needed; the message says the command that installs it."""
+
+
+class EngineStepError(MiniVLLMError):
+    """A step failed and the requests in flight are lost; the engine has started afresh and takes new ones."""
 
 
 class EngineBusyError(MiniVLLMError):

@@ -1,0 +1,153 @@
+"""Joins the rooms: a configuration in, an engine ready to step out.
+
+The only place that knows every room below. Heavy ones are imported when a model is loaded.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mini_vllm.config import EngineConfig
+from mini_vllm.engine.core import EngineCore, Executor, Scheduler
+from mini_vllm.engine.frontend import Frontend, ModelLimits, PreparedRequest
+from mini_vllm.engine.outputs import OutputCollector
+from mini_vllm.types import SamplingParams
+
+if TYPE_CHECKING:
+    from mini_vllm.models import ModelInfo
+    from mini_vllm.text import ChatTemplate, Tokenizer
+    from mini_vllm.weights import Checkpoint
+
+# Fields of generation_config.json that are sampling defaults; their names are ours too.
+SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+@dataclass(slots=True, kw_only=True)
+class Engine:
+    """One loaded model and all that turns prompts into steps and steps into text."""
+
+    config: EngineConfig
+    core: EngineCore
+    frontend: Frontend
+    info: "ModelInfo | None" = None  # None: a fake executor, which has no model
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)  # what the model's generation config sets
+    description: Mapping[str, Any] = field(default_factory=dict)  # what computes, for people
+    clock: Callable[[], float] = time.monotonic
+    on_close: Callable[[], object] = lambda: None
+
+    def default_sampling_params(self) -> SamplingParams:
+        """Used when a request gives no parameters: the model's own defaults over ours."""
+        return SamplingParams(**self.sampling_defaults)
+
+    def collector(self, prepared: PreparedRequest) -> OutputCollector:
+        """An empty output for a request."""
+        return OutputCollector(
+            prepared.request_id,
+            prepared.params,
+            prompt=prepared.prompt,
+            prompt_token_ids=list(prepared.prompt_token_ids),
+            clock=self.clock,
+        )
+
+    def close(self) -> None:
+        """Free what the model holds."""
+        self.on_close()
+
+
+def load_engine(config: EngineConfig) -> Engine:
+    """Find, open and load the model that a configuration names. Every problem with it is a `UserError`."""
+    from mini_vllm import runner, weights
+
+    checkpoint = weights.open_checkpoint(weights.resolve(config.model.model, revision=config.model.revision))
+    try:
+        tokenizer, chat_template = load_text(config, checkpoint)
+        executor = runner.load_executor(config, checkpoint)
+    except BaseException:
+        checkpoint.close()
+        raise
+    eos_token_ids = all_eos_token_ids(checkpoint, tokenizer, chat_template)
+    engine = join(
+        config,
+        executor,
+        num_blocks=executor.num_blocks,
+        frontend=Frontend(
+            tokenizer,
+            ModelLimits(
+                max_model_len=executor.max_model_len,
+                vocab_size=executor.info.vocab_size,
+                eos_token_ids=eos_token_ids,
+            ),
+            chat_template=chat_template,
+            clock=time.monotonic,
+        ),
+    )
+    engine.info = executor.info
+    engine.description = executor.description
+    engine.sampling_defaults = sampling_defaults(checkpoint.generation_config) if config.model.generation_config else {}
+    engine.on_close = checkpoint.close
+    return engine
+
+
+def join(
+    config: EngineConfig,
+    executor: Executor,
+    *,
+    num_blocks: int,
+    frontend: Frontend,
+    clock: Callable[[], float] = time.monotonic,
+) -> Engine:
+    """An executor and a front end with a scheduler and a cache of `num_blocks` blocks between them."""
+    from mini_vllm.kvcache import KVCache
+    from mini_vllm.scheduling import Scheduler as BlockScheduler
+
+    def make_scheduler() -> Scheduler:
+        cache = KVCache.from_config(config.cache, num_blocks=num_blocks)
+        return BlockScheduler(config.scheduler, cache, max_model_len=frontend.limits.max_model_len, clock=clock)
+
+    return Engine(config=config, core=EngineCore(make_scheduler, executor), frontend=frontend, clock=clock)
+
+
+def load_text(config: EngineConfig, checkpoint: "Checkpoint") -> "tuple[Tokenizer, ChatTemplate | None]":
+    """The tokenizer and chat template of a model, or of what the configuration puts in their places."""
+    raise NotImplementedError
+
+
+def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling parameters that a model's generation config sets; checked, so that a bad file fails at load."""
+    found = {name: generation_config[name] for name in SAMPLING_DEFAULTS if generation_config.get(name) is not None}
+    SamplingParams(**found)
+    return found
+
+
+def all_eos_token_ids(
+    checkpoint: "Checkpoint", tokenizer: "Tokenizer", chat_template: "ChatTemplate | None"
+) -> tuple[int, ...]:
+    """Every id that ends a text: what config, generation config, tokenizer and chat template say, together."""
+    ids = {
+        *_ids(checkpoint.config.get("eos_token_id")),
+        *_ids(checkpoint.generation_config.get("eos_token_id")),
+        *tokenizer.eos_token_ids,
+        *_template_end(tokenizer, chat_template),
+    }
+    return tuple(sorted(ids))
+
+
+def _ids(value: Any) -> Iterable[int]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else value
+
+
+def _template_end(tokenizer: "Tokenizer", chat_template: "ChatTemplate | None") -> Collection[int]:
+    """The special token that a chat template puts right behind an assistant's answer."""
+    if chat_template is None:
+        return ()
+    mark = "mark-of-an-answer"
+    conversation = [{"role": "user", "content": "question"}, {"role": "assistant", "content": mark}]
+    try:
+        text = chat_template.render(conversation, add_generation_prompt=False)
+    except Exception:  # a template that wants other messages; it will speak for itself when it is used
+        return ()
+    rest = tokenizer.encode(text.rpartition(mark)[2].lstrip(), add_special_tokens=False)
+    return rest[:1] if rest and rest[0] in tokenizer.special_ids else ()

@@ -1,0 +1,186 @@
+"""The asyncio door: prompts in, text deltas out, many at once over one engine on its own thread.
+
+Must not know about HTTP.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import weakref
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mini_vllm.config import EngineConfig
+from mini_vllm.engine.assembly import Engine, load_engine
+from mini_vllm.engine.choice import Vocabulary
+from mini_vllm.engine.client import ThreadClient
+from mini_vllm.engine.frontend import ChatRenderer, Prompt
+from mini_vllm.engine.outputs import OutputCollector
+from mini_vllm.engine.stream import Asked, TextStream
+from mini_vllm.errors import EngineDeadError, EngineStepError, InvalidParameterError
+from mini_vllm.types import EngineStats, RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from mini_vllm.models import ModelInfo
+
+
+class AsyncLLM:
+    """A model that serves many requests at once. `async with AsyncLLM("smollm2-135m") as llm: …`.
+
+    Options are those of `LLM`. All methods belong to asyncio loops; only `abort`, `stats`, `is_alive` and `shutdown`
+    may be called from elsewhere.
+    """
+
+    def __init__(self, model: str = "smollm2-135m", **options: Any) -> None:
+        self._prepare(EngineConfig.from_options(model=model, **options))
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> "AsyncLLM":
+        """What a config names; `start` loads it."""
+        llm = cls.__new__(cls)
+        llm._prepare(config)
+        return llm
+
+    @classmethod
+    def from_engine(cls, engine: Engine) -> "AsyncLLM":
+        """Over an engine that is already in memory; started."""
+        llm = cls.from_config(engine.config)
+        llm._open(engine)
+        return llm
+
+    def _prepare(self, config: EngineConfig) -> None:
+        self.config = config
+        self._engine: Engine | None = None
+        self._client: ThreadClient | None = None
+        self._starting = asyncio.Lock()
+        self._serial = itertools.count()
+        self._streams: weakref.WeakValueDictionary[str, TextStream] = weakref.WeakValueDictionary()  # by user's id
+
+    def _open(self, engine: Engine) -> None:
+        self._engine = engine
+        self._client = ThreadClient(engine.core)
+
+    async def start(self) -> None:
+        """Load the model and start the engine; once. The asyncio loop stays free meanwhile."""
+        async with self._starting:
+            if self._engine is None:
+                self._open(await asyncio.to_thread(load_engine, self.config))
+
+    def shutdown(self) -> None:
+        """Stop after the step in flight; unfinished streams raise `EngineDeadError`. Idempotent."""
+        if self._client is not None:
+            self._client.shutdown()
+        if self._engine is not None:
+            self._engine.close()
+
+    async def __aenter__(self) -> "AsyncLLM":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await asyncio.to_thread(self.shutdown)
+
+    @property
+    def engine(self) -> Engine:
+        """The parts: configuration, tokenizer, limits, description."""
+        if self._engine is None:
+            raise EngineDeadError("the engine is not started; await start() first")
+        return self._engine
+
+    @property
+    def client(self) -> ThreadClient:
+        """Tokens in, tokens out."""
+        if self._client is None:
+            raise EngineDeadError("the engine is not started; await start() first")
+        return self._client
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a request submitted now would be answered."""
+        return self._client is not None and self._client.is_alive
+
+    @property
+    def tokenizer(self) -> Vocabulary:
+        """The model's tokenizer."""
+        return self.engine.frontend.tokenizer
+
+    @property
+    def chat_template(self) -> ChatRenderer | None:
+        """The model's chat template, if it has one."""
+        return self.engine.frontend.chat_template
+
+    @property
+    def model_info(self) -> "ModelInfo":
+        """Architecture and sizes."""
+        assert self.engine.info is not None, "this engine was joined without a model"
+        return self.engine.info
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence in tokens, prompt and output together."""
+        return self.engine.frontend.limits.max_model_len
+
+    def default_sampling_params(self) -> SamplingParams:
+        """The model's generation config over our defaults."""
+        return self.engine.default_sampling_params()
+
+    def stats(self) -> EngineStats:
+        """State and counters as of the last step."""
+        return self.client.snapshot()
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], **template_options: Any) -> list[int]:
+        """A conversation as token ids; `ChatTemplateError` if there is no template or it refuses the messages."""
+        return self.engine.frontend.render_chat(messages, **template_options)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> TextStream:
+        """Generate; iterate over the text deltas of all n choices, interleaved.
+
+        Errors of the request (`UserError`, `EngineBusyError`) are raised by the first `__anext__`, or by
+        `await stream.accepted()` before any token is made. A failed step gives a delta with finish_reason "error".
+        Leaving early aborts.
+        """
+        if request_id is None:
+            request_id = f"request-{next(self._serial)}"
+        elif request_id in self._streams:
+            raise InvalidParameterError(
+                f"request_id {request_id!r} is in use by a running request; choose another", param="request_id"
+            )
+        params = params or self.default_sampling_params()
+        asked = Asked(prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt)
+        stream = TextStream(self.engine, self.client, asked, on_end=lambda: self._streams.pop(asked.request_id, None))
+        self._streams[request_id] = stream
+        return stream
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncIterator[RequestOutput]:
+        """Generate; every output holds all that was made so far. `EngineStepError` if a step fails."""
+        stream = self.stream(prompt, sampling_params, request_id=request_id, priority=priority, cache_salt=cache_salt)
+        async with contextlib.aclosing(stream):
+            collector: OutputCollector | None = None
+            async for delta in stream:
+                if delta.error is not None:
+                    raise EngineStepError(delta.error)
+                collector = collector or self.engine.collector(stream.prepared)
+                collector.add(delta)
+                yield collector.snapshot()
+
+    def abort(self, request_id: str) -> None:
+        """End a request of this id within a step; its choices end with finish_reason "abort". Unknown: ignored."""
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            stream.abort()

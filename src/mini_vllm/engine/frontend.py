@@ -1,0 +1,203 @@
+"""Text to requests and tokens to text, on the caller's side of the engine.
+
+`Frontend` resolves a prompt and its sampling parameters into one `Request` per choice; `ChoiceText` turns the token
+deltas of one choice into text deltas. Pure: it must not know about threads, asyncio or how requests are scheduled.
+"""
+
+import hashlib
+import itertools
+import operator
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from mini_vllm.engine.choice import ChoiceText, Vocabulary
+from mini_vllm.errors import ChatTemplateError, ContextLengthError, InvalidParameterError
+from mini_vllm.types import Request, SamplingParams
+
+Prompt = str | Sequence[int] | Mapping[str, Any]  # text, token ids, {"prompt": text} or {"prompt_token_ids": ids}
+
+
+class ChatRenderer(Protocol):
+    """What the front end asks of a chat template; `text.ChatTemplate` has it."""
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """The conversation as one text, BOS included where the template wants it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLimits:
+    """What a front end must know of the model."""
+
+    max_model_len: int  # longest sequence in tokens, prompt and output together
+    vocab_size: int  # rows of the embedding; ids from here on do not exist
+    eos_token_ids: tuple[int, ...]  # the union of all that config, generation config, tokenizer and template say
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A user's request, resolved: its prompt, and one engine request per choice."""
+
+    request_id: str
+    prompt: str | None  # None: it was given as token ids
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    requests: tuple[Request, ...]
+    stop_texts: dict[int, str]  # stop token id -> the stop string that it stands for
+
+
+class Frontend:
+    """Resolves what users ask for. Stateless but for a counter that keeps engine ids unique."""
+
+    def __init__(
+        self,
+        tokenizer: Vocabulary,
+        limits: ModelLimits,
+        *,
+        clock: Callable[[], float],
+        chat_template: ChatRenderer | None = None,
+        fresh_seed: Callable[[], int] = lambda: secrets.randbits(63),
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.limits = limits
+        self.chat_template = chat_template
+        self._clock = clock
+        self._fresh_seed = fresh_seed
+        self._serial = itertools.count()
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> PreparedRequest:
+        """One engine request per choice. `InvalidParameterError` or `ContextLengthError` for what cannot run."""
+        serial = next(self._serial)
+        request_id = f"request-{serial}" if request_id is None else request_id
+        prompt = plain_prompt(prompt)
+        prompt_ids = self.tokenize(prompt)
+        max_tokens = self._resolve_max_tokens(len(prompt_ids), params.max_tokens)
+        self._check_params(params)
+        stop_texts = self._stop_tokens_of(params.stop)
+        seed = self._fresh_seed() if params.seed is None else params.seed
+        requests = tuple(
+            Request(
+                request_id=f"{request_id}/{choice}#{serial}",  # an id may be used again while its abort is under way
+                parent_id=request_id,
+                choice_index=choice,
+                prompt_token_ids=prompt_ids,
+                params=params if choice == 0 else replace(params, prompt_logprobs=None),
+                max_tokens=max_tokens,
+                eos_token_ids=() if params.ignore_eos else self.limits.eos_token_ids,
+                stop_token_ids=tuple(dict.fromkeys((*params.stop_token_ids, *stop_texts))),
+                noise_key=noise_key(seed, choice, prompt_ids),
+                priority=priority,
+                arrival=self._clock(),
+                cache_salt=cache_salt,
+            )
+            for choice in range(params.n)
+        )
+        text = prompt if isinstance(prompt, str) else None
+        return PreparedRequest(request_id, text, prompt_ids, params, requests, stop_texts)
+
+    def choices(self, prepared: PreparedRequest) -> dict[str, ChoiceText]:
+        """By engine id, the text side of every choice."""
+        return {
+            request.request_id: ChoiceText(request, self.tokenizer, stop_texts=prepared.stop_texts)
+            for request in prepared.requests
+        }
+
+    def tokenize(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+        """A prompt's ids, never empty: text gets BOS exactly once where the model has one; ids are checked."""
+        ids = tuple(self.tokenizer.encode(prompt)) if isinstance(prompt, str) else self._check_ids("prompt", prompt)
+        if ids:
+            return ids
+        if self.tokenizer.bos_token_id is None:
+            raise InvalidParameterError(
+                "prompt is empty and this model has no BOS token to start from; give at least one token",
+                param="prompt",
+            )
+        return (self.tokenizer.bos_token_id,)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """A conversation as token ids. The template's text is complete: tokenising adds no BOS of its own."""
+        if self.chat_template is None:
+            raise ChatTemplateError(
+                "this model has no chat template; give one with chat_template=FILE (--chat-template), "
+                "or send a plain prompt",
+                param="messages",
+            )
+        return self.tokenizer.encode(self.chat_template.render(messages, **options), add_special_tokens=False)
+
+    def _resolve_max_tokens(self, prompt_len: int, asked: int | None) -> int:
+        """As many tokens as asked for and as fit; a prompt that leaves no room for one is refused.
+
+        max_tokens beyond the context is not an error: generation ends there with finish_reason "length".
+        """
+        limit = self.limits.max_model_len
+        room = limit - prompt_len
+        if room < 0 or (room == 0 and asked != 0):
+            raise ContextLengthError(
+                f"this model's maximum context length is {limit} tokens, but the prompt has {prompt_len}"
+                f"{' and leaves no room for output' if room == 0 else ''}; shorten it",
+                param="prompt",
+            )
+        return room if asked is None else min(asked, room)
+
+    def _check_params(self, params: SamplingParams) -> None:
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+        self._check_ids("bad_token_ids", params.bad_token_ids)
+        self._check_ids("logit_bias", params.logit_bias)
+        if params.allowed_token_ids is not None:
+            self._check_ids("allowed_token_ids", params.allowed_token_ids)
+            if set(params.allowed_token_ids) <= set(params.bad_token_ids):
+                raise InvalidParameterError(
+                    "bad_token_ids bans every one of allowed_token_ids: no token could ever be sampled",
+                    param="allowed_token_ids",
+                )
+
+    def _check_ids(self, name: str, ids: Iterable[int]) -> tuple[int, ...]:
+        """The ids as plain ints; NumPy's are welcome, booleans are not."""
+        limit, checked = self.limits.vocab_size, []
+        for token_id in ids:
+            if isinstance(token_id, bool) or not hasattr(token_id, "__index__") or not 0 <= token_id < limit:
+                raise InvalidParameterError(
+                    f"{name} contains {token_id!r}; this model's token ids are 0 to {limit - 1}", param=name
+                )
+            checked.append(operator.index(token_id))
+        return tuple(checked)
+
+    def _stop_tokens_of(self, stops: Sequence[str]) -> dict[int, str]:
+        """Stop strings that are one special token: such a token has no text that could be searched."""
+        found = {}
+        for stop in stops:
+            token_id = self.tokenizer.id_of(stop)
+            if token_id is not None and token_id in self.tokenizer.special_ids:
+                found[token_id] = stop
+        return found
+
+
+def plain_prompt(prompt: Prompt) -> str | Sequence[int]:
+    """Text or token ids, out of whatever a prompt may be written as."""
+    inner: Any = prompt
+    if isinstance(prompt, Mapping):
+        inner = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt.get("prompt")
+    if isinstance(inner, str) or (hasattr(inner, "__len__") and hasattr(inner, "__getitem__")):
+        return inner  # type: ignore[no-any-return]
+    raise InvalidParameterError(
+        f"prompt is {prompt!r}; write a string, a list of token ids, {{'prompt': text}} or {{'prompt_token_ids': ids}}",
+        param="prompt",
+    )
+
+
+def noise_key(seed: int, choice_index: int, prompt_token_ids: Sequence[int]) -> int:
+    """64 bits from (seed, choice, prompt): equal requests draw equal noise, different prompts of one seed do not."""
+    digest = hashlib.blake2b(digest_size=8)
+    digest.update((seed % 2**64).to_bytes(8, "little"))
+    digest.update(choice_index.to_bytes(4, "little"))
+    digest.update(b"".join(token_id.to_bytes(4, "little") for token_id in prompt_token_ids))
+    return int.from_bytes(digest.digest(), "little")

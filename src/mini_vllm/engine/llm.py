@@ -1,0 +1,246 @@
+"""The offline door: a list of prompts in, a list of outputs out, computed in the calling thread.
+
+Must not know about asyncio or HTTP.
+"""
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mini_vllm.config import EngineConfig
+from mini_vllm.engine.assembly import Engine, load_engine
+from mini_vllm.engine.choice import ChoiceText
+from mini_vllm.engine.frontend import PreparedRequest, Prompt
+from mini_vllm.engine.outputs import OutputCollector
+from mini_vllm.errors import EngineBusyError, EngineDeadError, EngineStepError, InvalidParameterError, UserError
+from mini_vllm.types import EngineStats, Request, RequestOutput, SamplingParams, TokenDelta, TokenLogprobs
+
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """A model, ready to generate. `LLM("smollm2-135m").generate("The capital of France is")`.
+
+    Options are the fields of `EngineConfig`'s groups, such as `dtype`, `max_model_len` or `num_blocks`. Outputs do not
+    depend on what else is in the batch. Calls from several threads take turns. `close()` or a `with` block frees the
+    memory.
+    """
+
+    def __init__(self, model: str = "smollm2-135m", **options: Any) -> None:
+        self._open(load_engine(EngineConfig.from_options(model=model, **options)))
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> "LLM":
+        """Load what a config names."""
+        return cls.from_engine(load_engine(config))
+
+    @classmethod
+    def from_engine(cls, engine: Engine) -> "LLM":
+        """Drive an engine that is already in memory."""
+        llm = cls.__new__(cls)
+        llm._open(engine)
+        return llm
+
+    def _open(self, engine: Engine) -> None:
+        self.engine = engine
+        self._turn = threading.Lock()
+        self._is_open = True
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """Complete prompts; outputs come in their order.
+
+        A prompt is a string, a list of token ids, `{"prompt": …}` or `{"prompt_token_ids": …}`. Parameters are one for
+        all, one for each, or None for the model's own defaults. `use_tqdm` reports progress on standard error.
+        Raises `InvalidParameterError` or `ContextLengthError` before anything runs, `EngineStepError` if a step fails.
+        """
+        listed = list_prompts(prompts)
+        chosen = self._params_for(len(listed), sampling_params)
+        prepared = [self.engine.frontend.prepare(prompt, params) for prompt, params in zip(listed, chosen)]
+        return self._run(prepared, report=use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several (lists of `{"role": …, "content": …}`), rendered by the chat template."""
+        conversations: list[Any] = list(messages) if messages and not isinstance(messages[0], Mapping) else [messages]
+        prompts = [
+            self.engine.frontend.render_chat(
+                conversation,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **template_options,
+            )
+            for conversation in conversations
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def score(
+        self, prompts: Prompt | Sequence[Prompt], *, top: int = 0, use_tqdm: bool = False
+    ) -> list[list[TokenLogprobs | None]]:
+        """Log-probability of every prompt token given those before it; nothing is generated.
+
+        One list per prompt, as long as its token ids; the first entry is None. `top` alternatives come with each.
+        """
+        params = SamplingParams(max_tokens=0, prompt_logprobs=top)
+        return [output.prompt_logprobs or [None] for output in self.generate(prompts, params, use_tqdm=use_tqdm)]
+
+    def default_sampling_params(self) -> SamplingParams:
+        """What `generate` uses when no parameters are given: the model's generation config over our defaults."""
+        return self.engine.default_sampling_params()
+
+    def stats(self) -> EngineStats:
+        """State and counters."""
+        return self.engine.core.stats()
+
+    def close(self) -> None:
+        """Free the model. Idempotent."""
+        with self._turn:
+            if self._is_open:
+                self._is_open = False
+                self.engine.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _params_for(
+        self, count: int, given: SamplingParams | Sequence[SamplingParams] | None
+    ) -> Sequence[SamplingParams]:
+        if given is None:
+            given = self.default_sampling_params()
+        if isinstance(given, SamplingParams):
+            return [given] * count
+        if len(given) != count:
+            raise InvalidParameterError(
+                f"sampling_params has {len(given)} entries for {count} prompts; give one for each, or one for all",
+                param="sampling_params",
+            )
+        return given
+
+    def _run(self, prepared: list[PreparedRequest], *, report: bool) -> list[RequestOutput]:
+        with self._turn:
+            if not self._is_open:
+                raise EngineDeadError("this LLM was closed; make a new one")
+            batch = _Batch(self.engine, prepared, report=report)
+            try:
+                batch.run()
+            except UserError:
+                batch.abort()
+                raise
+            except EngineDeadError:
+                raise
+            except BaseException:  # an interrupt may have cut a step in half
+                self.engine.core.reset("interrupted")
+                raise
+            return batch.results()
+
+
+@dataclass(slots=True)
+class _Choice:
+    collector: OutputCollector
+    text: ChoiceText
+
+
+class _Batch:
+    """The requests of one call, from admission to their outputs."""
+
+    def __init__(self, engine: Engine, prepared: list[PreparedRequest], *, report: bool) -> None:
+        self._core = engine.core
+        self._waiting = deque(request for item in prepared for request in item.requests)
+        self._collectors = [engine.collector(item) for item in prepared]
+        self._choices: dict[str, _Choice] = {}
+        for item, collector in zip(prepared, self._collectors):
+            for request_id, text in engine.frontend.choices(item).items():
+                self._choices[request_id] = _Choice(collector, text)
+        self._progress = _Progress(len(self._choices)) if report else None
+
+    def run(self) -> None:
+        """Step until every choice has ended."""
+        while self._waiting or self._core.has_work():
+            self._feed()
+            for delta in self._core.advance():
+                self._take(delta)
+        if self._progress is not None:
+            self._progress.close()
+
+    def results(self) -> list[RequestOutput]:
+        """The outputs, in the order of the prompts."""
+        return [collector.result() for collector in self._collectors]
+
+    def abort(self) -> None:
+        """End what is running."""
+        for request_id in self._choices:
+            self._core.abort(request_id)
+        while self._core.has_work():
+            self._core.advance()
+
+    def _feed(self) -> None:
+        while self._waiting:
+            request: Request = self._waiting[0]
+            try:
+                self._core.add(request)
+            except EngineBusyError:
+                if not self._core.has_work():
+                    raise
+                return
+            self._waiting.popleft()
+
+    def _take(self, token_delta: TokenDelta) -> None:
+        if token_delta.error is not None:
+            raise EngineStepError(token_delta.error)
+        choice = self._choices[token_delta.request_id]
+        delta = choice.text.push(token_delta)
+        if delta is None:
+            return
+        if choice.text.must_abort:
+            self._core.abort(token_delta.request_id)
+        choice.collector.add(delta)
+        if self._progress is not None:
+            self._progress.add(len(delta.token_ids), ended=choice.text.finished)
+
+
+class _Progress:
+    """One line on standard error, rewritten as choices end."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._ended = 0
+        self._num_tokens = 0
+
+    def add(self, num_tokens: int, *, ended: bool) -> None:
+        self._num_tokens += num_tokens
+        if ended:
+            self._ended += 1
+            sys.stderr.write(f"\r{self._ended}/{self._total} done, {self._num_tokens} tokens")
+            sys.stderr.flush()
+
+    def close(self) -> None:
+        sys.stderr.write("\n")
+
+
+def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several, as a list: a list of ints is one prompt."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    listed: list[Any] = list(prompts)
+    if listed and not isinstance(listed[0], str | Mapping) and hasattr(listed[0], "__index__"):
+        return [listed]
+    return listed

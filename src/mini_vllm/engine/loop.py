@@ -1,0 +1,142 @@
+"""Runs an `EngineCore` on a thread of its own: commands in, deltas out, asleep when idle.
+
+Must not know who submits or who listens; what happens leaves through callbacks.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+from mini_vllm.engine.core import EngineCore
+from mini_vllm.errors import EngineDeadError
+from mini_vllm.types import EngineStats, Request, TokenDelta
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The requests of one submission are in the scheduler's queue."""
+
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """None of the requests of one submission runs; why."""
+
+    request_ids: tuple[str, ...]
+    error: Exception
+
+
+Event = TokenDelta | Accepted | Refused
+Command = tuple[Request, ...] | str | None  # a submission, the id of a request to abort, or: stop
+
+
+class EngineLoop:
+    """The thread between commands and deltas.
+
+    `submit` and `abort` may be called from any thread, even from a finaliser; they take effect between two steps.
+    `deliver` is called on the loop's thread, with all the deltas of a step at once; it must not block. When the
+    engine dies or is stopped, `on_death` is called once, last.
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        *,
+        deliver: Callable[[list[Event]], None],
+        on_death: Callable[[EngineDeadError], None],
+    ) -> None:
+        self._core = core
+        self._deliver = deliver
+        self._on_death = on_death
+        self._commands: SimpleQueue[Command] = SimpleQueue()
+        self._stopping = False
+        self._death: EngineDeadError | None = None
+        self._stats = core.stats()
+        self._thread = threading.Thread(target=self._main, name="mini-vllm-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests that are accepted or refused together. `EngineDeadError` when there is no engine."""
+        if self._death is not None or self._stopping:
+            raise EngineDeadError(str(self._death or "the engine was shut down")) from self._death
+        self._commands.put(tuple(requests))
+
+    def abort(self, request_id: str) -> None:
+        """End a request in the next step; unknown ids and a dead engine are ignored."""
+        self._commands.put(request_id)
+
+    def stats(self) -> EngineStats:
+        """As of the end of the last step."""
+        return self._stats
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a request submitted now would be answered."""
+        return self._death is None and not self._stopping and self._thread.is_alive()
+
+    def stop(self, timeout: float | None = None) -> None:
+        """End the thread after the step in flight; what is still running gets `EngineDeadError`."""
+        self._stopping = True
+        self._commands.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+
+    def _main(self) -> None:
+        try:
+            while not self._stopping:
+                self._turn()
+            self._death = EngineDeadError("the engine was shut down before this request was finished")
+        except EngineDeadError as error:
+            self._death = error
+        except BaseException as error:  # a fault of this file or of a callback: nothing may die in silence
+            logger.exception("the engine's loop failed")
+            self._death = EngineDeadError(f"the engine's loop failed ({type(error).__name__}: {error}); restart it")
+            self._death.__cause__ = error
+        self._on_death(self._death)
+
+    def _turn(self) -> None:
+        """Commands, then at most one step. Sleeps while there are neither."""
+        admitted: list[Event] = []
+        for command in self._take():
+            if isinstance(command, tuple):
+                admitted.append(self._admit(command))
+            elif command is not None:
+                self._core.abort(command)
+        if admitted:
+            self._stats = self._core.stats()
+            self._deliver(admitted)
+        if self._core.has_work() and not self._stopping:
+            deltas = self._core.advance()
+            self._stats = self._core.stats()
+            if deltas:
+                self._deliver([*deltas])
+
+    def _take(self) -> list[Command]:
+        """The waiting commands, in order."""
+        commands: list[Command] = []
+        wait = not self._core.has_work()
+        while True:
+            try:
+                command = self._commands.get(block=wait)
+            except Empty:
+                return commands
+            wait = False
+            commands.append(command)
+
+    def _admit(self, requests: tuple[Request, ...]) -> Event:
+        request_ids = tuple(request.request_id for request in requests)
+        for index, request in enumerate(requests):
+            try:
+                self._core.add(request)
+            except EngineDeadError:
+                raise
+            except Exception as error:
+                for request_id in request_ids[:index]:
+                    self._core.abort(request_id)
+                return Refused(request_ids, error)
+        return Accepted(request_ids)

@@ -1,0 +1,100 @@
+"""Collects the text deltas of a request into vLLM's `RequestOutput`.
+
+Must not know how the deltas were made or who waits for the output.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from mini_vllm.types import CompletionOutput, RequestOutput, SamplingParams, TextDelta
+from mini_vllm.types.results import RequestMetrics
+
+
+class OutputCollector:
+    """The cumulative output of one user's request: feed it every `TextDelta`, read `snapshot()` or `result()`."""
+
+    def __init__(
+        self,
+        request_id: str,
+        params: SamplingParams,
+        *,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        clock: Callable[[], float],
+    ) -> None:
+        self._clock = clock
+        self._unfinished = params.n
+        self._pieces: list[list[str]] = [[] for _ in range(params.n)]
+        self._metrics = RequestMetrics(arrival=clock())
+        self._wants_prompt_logprobs = params.prompt_logprobs is not None
+        self.error: str | None = None  # what the engine said about a choice that ended with finish_reason "error"
+        self._output = RequestOutput(
+            request_id=request_id,
+            prompt=prompt,
+            prompt_token_ids=prompt_token_ids,
+            outputs=[
+                CompletionOutput(
+                    index=index,
+                    logprobs=None if params.logprobs is None else [],
+                    cumulative_logprob=None if params.logprobs is None else 0.0,
+                )
+                for index in range(params.n)
+            ],
+            metrics=self._metrics,
+        )
+
+    def add(self, delta: TextDelta) -> None:
+        """Append one delta to its choice."""
+        choice = self._output.outputs[delta.choice_index]
+        self._pieces[delta.choice_index].append(delta.text)
+        choice.token_ids.extend(delta.token_ids)
+        if choice.logprobs is not None:
+            choice.logprobs.extend(delta.logprobs)
+            choice.cumulative_logprob = sum((entry.logprob for entry in delta.logprobs), choice.cumulative_logprob or 0)
+        if self._wants_prompt_logprobs and len(delta.prompt_logprobs) == len(self._output.prompt_token_ids) - 1:
+            self._output.prompt_logprobs = [None, *delta.prompt_logprobs]
+        self._output.num_cached_tokens = max(self._output.num_cached_tokens, delta.num_cached_tokens)
+        if delta.token_ids and self._metrics.first_token is None:
+            self._metrics.first_token = self._clock()
+        if delta.finish_reason is not None:
+            self._finish(choice, delta)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has ended."""
+        return self._unfinished == 0
+
+    def snapshot(self) -> RequestOutput:
+        """The output so far, as a value that later deltas do not change."""
+        self._join()
+        return replace(
+            self._output,
+            outputs=[
+                replace(
+                    choice,
+                    token_ids=list(choice.token_ids),
+                    logprobs=None if choice.logprobs is None else list(choice.logprobs),
+                )
+                for choice in self._output.outputs
+            ],
+            metrics=replace(self._metrics),
+        )
+
+    def result(self) -> RequestOutput:
+        """The output itself, to be called when it is finished."""
+        self._join()
+        return self._output
+
+    def _join(self) -> None:
+        for choice, pieces in zip(self._output.outputs, self._pieces):
+            pieces[:] = ["".join(pieces)]
+            choice.text = pieces[0]
+
+    def _finish(self, choice: CompletionOutput, delta: TextDelta) -> None:
+        choice.finish_reason = delta.finish_reason
+        choice.stop_reason = delta.stop_reason
+        self.error = self.error or delta.error
+        self._unfinished -= 1
+        if self._unfinished == 0:
+            self._output.finished = True
+            self._metrics.finished = self._clock()
