@@ -1,0 +1,217 @@
+"""Chat messages to a prompt, with the model's own template.
+
+Jinja is imported at the first rendering. Must not know tokenizers or requests; templated text is later encoded
+without adding special tokens, because the template writes them itself.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mini_vllm.errors import ChatTemplateError
+from mini_vllm.text.messages import prepare_messages
+from mini_vllm.text.template_files import template_file
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+    from mini_vllm.text.sandbox import TemplateSandbox
+
+_PROBE = "probe text"
+_HERE = "\ue123here the final message continues\ue123"  # private-use characters: no text contains this
+_OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+
+
+class TemplateHolder(Protocol):
+    """What `load_chat_template` asks of a tokenizer."""
+
+    @property
+    def chat_templates(self) -> Mapping[str, str]:
+        """Name -> source."""
+
+    @property
+    def named_tokens(self) -> Mapping[str, str]:
+        """bos_token, eos_token … with their texts."""
+
+
+def load_chat_template(tokenizer: TemplateHolder, *, file: str | Path | None = None) -> "ChatTemplate":
+    """The template of `--chat-template FILE`, else the tokenizer's own; false in a boolean context if there is none.
+
+    A file is compiled at once, so that a mistake in it is an error at the start (`ChatTemplateError`).
+    """
+    if file is None:
+        return ChatTemplate(tokenizer.chat_templates, variables=tokenizer.named_tokens)
+    template = ChatTemplate(template_file(Path(file)), variables=tokenizer.named_tokens)
+    template.check()
+    return template
+
+
+class ChatTemplate:
+    """One or several named Jinja templates, rendered in a sandbox.
+
+    Named templates: `tool_use` is taken when tools are given and it exists, otherwise `default`.
+    """
+
+    def __init__(
+        self,
+        source: str | Mapping[str, str] | None,
+        *,
+        variables: Mapping[str, str] | None = None,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        """`variables` are always visible to the template (bos_token, eos_token …); `now` is for strftime_now."""
+        self.sources: dict[str, str] = {"default": source} if isinstance(source, str) else dict(source or {})
+        self._variables = dict(variables or {})
+        self._now = now
+        self._sandbox: TemplateSandbox | None = None
+        self._compiled: dict[str, Template] = {}
+        self._wants_parts: dict[str, bool] = {}
+
+    def __bool__(self) -> bool:
+        """Whether there is a template."""
+        return bool(self.sources)
+
+    def check(self) -> None:
+        """Compile every template (`ChatTemplateError` on a syntax error)."""
+        for name in self.sources:
+            self._template(name)
+
+    def render(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        **variables: Any,
+    ) -> str:
+        """The prompt for these messages.
+
+        `add_generation_prompt` opens the assistant's turn (default: yes, unless the final message is continued).
+        `continue_final_message` ends the prompt right after the text of the final message, whatever the template
+        would put behind it. `variables` reach the template as they are (`enable_thinking=False`).
+
+        Raises:
+            ChatTemplateError: there is no template, the messages are malformed, or the template refused them.
+        """
+        if continue_final_message and add_generation_prompt:
+            raise ChatTemplateError(
+                "add_generation_prompt and continue_final_message are both true: the first opens a new turn, the "
+                "second continues the last one; give one of them",
+                param="continue_final_message",
+            )
+        if taken := _OWN_VARIABLES & variables.keys():
+            raise ChatTemplateError(
+                f"template variable {sorted(taken)[0]} is set by the request itself; leave it out",
+                param="chat_template_kwargs",
+            )
+        name = self._choose(bool(tools))
+        prepared = prepare_messages(
+            messages,
+            wants_parts=self._walks_over_parts(name),
+            keeps_developer="developer" in self.sources[name],
+        )
+        if continue_final_message:
+            _mark_end(prepared[-1])
+        text = self._run(
+            name,
+            {
+                **variables,
+                "messages": prepared,
+                "tools": list(tools) if tools else None,
+                "documents": list(documents) if documents else None,
+                "add_generation_prompt": not continue_final_message and add_generation_prompt is not False,
+            },
+        )
+        return _cut_at_mark(text) if continue_final_message else text
+
+    def _choose(self, with_tools: bool) -> str:  # noqa: FBT001
+        if with_tools and "tool_use" in self.sources:
+            return "tool_use"
+        if "default" in self.sources:
+            return "default"
+        if not self.sources:
+            raise ChatTemplateError(
+                "this model has no chat template; give one with --chat-template FILE, or use plain completions",
+                param="messages",
+                code="no_chat_template",
+            )
+        raise ChatTemplateError(
+            f"this model has no default chat template, only {', '.join(sorted(self.sources))}; give one with "
+            "--chat-template FILE",
+            param="messages",
+        )
+
+    def _template(self, name: str) -> "Template":
+        if name not in self._compiled:
+            from jinja2 import TemplateSyntaxError
+
+            from mini_vllm.text.sandbox import TemplateSandbox
+
+            if self._sandbox is None:
+                self._sandbox = TemplateSandbox(now=self._now)
+            try:
+                self._compiled[name] = self._sandbox.from_string(self.sources[name])
+            except TemplateSyntaxError as error:
+                raise ChatTemplateError(
+                    f"the chat template is not valid Jinja: {_line(error)} (line {error.lineno})", param="chat_template"
+                ) from error
+            except (RecursionError, MemoryError, SyntaxError, ValueError) as error:
+                raise ChatTemplateError(
+                    f"the chat template cannot be compiled: {_line(error)}", param="chat_template"
+                ) from error
+        return self._compiled[name]
+
+    def _run(self, name: str, variables: Mapping[str, Any]) -> str:
+        template = self._template(name)
+        assert self._sandbox is not None
+        try:
+            return self._sandbox.render(template, {**self._variables, **variables})
+        except Exception as error:  # a template can fail in any way that Python can
+            raise ChatTemplateError(
+                f"the chat template refused these messages: {_line(error)}", param="messages"
+            ) from error
+
+    def _walks_over_parts(self, name: str) -> bool:
+        """Whether the template loses text given as a string and shows it when given as parts."""
+        if name not in self._wants_parts:
+            self._wants_parts[name] = not self._shows(name, _PROBE) and self._shows(
+                name, [{"type": "text", "text": _PROBE}]
+            )
+        return self._wants_parts[name]
+
+    def _shows(self, name: str, content: Any) -> bool:
+        message = {"role": "user", "content": content}
+        try:
+            return _PROBE in self._run(
+                name, {"messages": [message], "tools": None, "documents": None, "add_generation_prompt": False}
+            )
+        except ChatTemplateError:
+            return False
+
+
+def _mark_end(message: dict[str, Any]) -> None:
+    content = message["content"]
+    if isinstance(content, str):
+        message["content"] = content + _HERE
+    else:
+        message["content"] = [{"type": "text", "text": content[-1]["text"] + _HERE}]
+
+
+def _cut_at_mark(text: str) -> str:
+    end = text.rfind(_HERE)
+    if end < 0:
+        raise ChatTemplateError(
+            "continue_final_message: the chat template does not show the final message's text, so it cannot be "
+            "continued; end the messages with an assistant message",
+            param="continue_final_message",
+        )
+    return text[:end].replace(_HERE, "")
+
+
+def _line(error: BaseException) -> str:
+    """An error in one line of reasonable length."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 400 else text[:399] + "…"
