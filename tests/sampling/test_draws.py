@@ -17,7 +17,7 @@ def draw(logits, params, *, keys, positions, backend="numpy"):
         sampler.states.admit(slot, Admission(slot, (1,), params, (), (), key))
     slots = np.arange(len(keys), dtype=np.int32)
     rows = np.tile(np.float32(logits), (len(keys), 1))
-    return sampler.sample(rows, slots, np.asarray(positions, dtype=np.int32))[0]
+    return sampler.sample(rows, slots, slots=slots, positions=np.asarray(positions, dtype=np.int32))[0]
 
 
 def chi_square(tokens, probabilities):
@@ -79,10 +79,15 @@ def test_smp_06_a_seeded_row_is_the_same_in_every_batch():
     for i in range(33):
         sampler.states.admit(i, Admission(i, (1, 2), params[i], (), (), 1000 + i))
     slots, positions = np.arange(33, dtype=np.int32), np.full(33, 7, dtype=np.int32)
-    together, _ = sampler.sample(logits, slots, positions)
-    alone = [sampler.sample(logits[i : i + 1], slots[i : i + 1], positions[:1])[0][0] for i in range(33)]
+    together, _ = sampler.sample(logits, slots, slots=slots, positions=positions)
+    zero = slots[:1]
+    alone = [
+        sampler.sample(logits[i : i + 1], zero, slots=slots[i : i + 1], positions=positions[:1])[0][0]
+        for i in range(33)
+    ]
     order = rng.permutation(33)
-    shuffled, _ = sampler.sample(logits[order], slots[order], positions)
+    order = order.astype(np.int32)
+    shuffled, _ = sampler.sample(logits, order, slots=order, positions=positions)
     assert together == alone
     assert [together[i] for i in order] == shuffled
 

@@ -57,7 +57,7 @@ def test_lgp_01_logprobs_are_of_raw_logits_whatever_the_transforms():
     sampler.states.admit(0, Admission(0, (1, 2), params, (), (), 0))
     zero = np.zeros(1, dtype=np.int32)
     before = logits.copy()
-    tokens, reports = sampler.sample(logits, zero, zero + 2)
+    tokens, reports = sampler.sample(logits, zero, slots=zero, positions=zero + 2)
     assert tokens == [7]
     assert reports == score(before, [7], [5], limit=50)
     assert (logits == before).all()
@@ -68,6 +68,7 @@ def test_logprobs_only_for_those_who_asked():
     for slot, logprobs in enumerate([None, 0, 2]):
         sampler.states.admit(slot, Admission(slot, (1,), SamplingParams(temperature=0, logprobs=logprobs), (), (), 0))
     logits = np.float32([[0, 1, 2, 3]] * 3)
-    _, reports = sampler.sample(logits, np.arange(3, dtype=np.int32), np.ones(3, dtype=np.int32))
+    rows = np.arange(3, dtype=np.int32)
+    _, reports = sampler.sample(logits, rows, slots=rows, positions=rows + 1)
     assert reports[0] is None
     assert [len(report.top) for report in reports[1:] if report] == [0, 2]

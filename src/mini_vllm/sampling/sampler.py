@@ -20,22 +20,25 @@ Int32Array = npt.NDArray[np.int32]
 
 
 class SamplerBackend(Protocol):
-    """One implementation of the arithmetic. Rows are independent: a row's result never depends on other rows."""
+    """One implementation of the arithmetic. Rows are independent: a row's result never depends on other rows.
+
+    `rows` [S] are the rows of logits [L, V] to look at; logits are left alone.
+    """
 
     name: str
 
     def choose(
-        self, logits: Float32Array, states: SamplingStates, slots: Int32Array, positions: Int32Array
+        self, logits: Float32Array, rows: Int32Array, states: SamplingStates, slots: Int32Array, positions: Int32Array
     ) -> list[int]:
-        """The next token of each row of logits [L, V]; logits are left alone."""
+        """The next token of each row, at positions[i] of the sequence in slots[i]."""
 
-    def choose_one(self, row: Float32Array, state: SamplingState, position: int) -> int:
-        """The same for one row [1, V] and a state that is in no slot."""
+    def choose_one(self, logits: Float32Array, row: int, state: SamplingState, position: int) -> int:
+        """The same for one row and a state that is in no slot."""
 
     def score(
-        self, logits: Float32Array, token_ids: Sequence[int], counts: Sequence[int], *, limit: int
+        self, logits: Float32Array, rows: Int32Array, token_ids: Sequence[int], counts: Sequence[int], *, limit: int
     ) -> list[TokenLogprobs]:
-        """Logprob and rank of token_ids[i] in row i, with the counts[i] likeliest alternatives."""
+        """Logprob and rank of token_ids[i] in its row, with the counts[i] likeliest alternatives."""
 
 
 class NumpyBackend:
@@ -44,20 +47,20 @@ class NumpyBackend:
     name = "numpy"
 
     def choose(
-        self, logits: Float32Array, states: SamplingStates, slots: Int32Array, positions: Int32Array
+        self, logits: Float32Array, rows: Int32Array, states: SamplingStates, slots: Int32Array, positions: Int32Array
     ) -> list[int]:
         """See `SamplerBackend`."""
-        return transforms.choose(logits, [states[slot] for slot in slots.tolist()], positions.tolist())
+        return transforms.choose(logits[rows], [states[slot] for slot in slots.tolist()], positions.tolist())
 
-    def choose_one(self, row: Float32Array, state: SamplingState, position: int) -> int:
+    def choose_one(self, logits: Float32Array, row: int, state: SamplingState, position: int) -> int:
         """See `SamplerBackend`."""
-        return transforms.choose(row, [state], [position])[0]
+        return transforms.choose(logits[row : row + 1], [state], [position])[0]
 
     def score(
-        self, logits: Float32Array, token_ids: Sequence[int], counts: Sequence[int], *, limit: int
+        self, logits: Float32Array, rows: Int32Array, token_ids: Sequence[int], counts: Sequence[int], *, limit: int
     ) -> list[TokenLogprobs]:
         """See `SamplerBackend`."""
-        return logprobs.score(logits, token_ids, counts, limit=limit)
+        return logprobs.score(logits[rows], token_ids, counts, limit=limit)
 
 
 class Sampler:
@@ -71,32 +74,37 @@ class Sampler:
     def sample(
         self,
         logits: Float32Array,
+        rows: Int32Array,
+        *,
         slots: Int32Array,
         positions: Int32Array,
-        drafts: Sequence[tuple[int, ...]] | None = None,
+        drafts: Sequence[tuple[int, ...]] = (),
     ) -> tuple[list[int], list[TokenLogprobs | None]]:
-        """Choose the token at positions[i] for the sequence in slots[i] from row i of logits [L, V].
+        """Choose from each of `rows` [S] of logits [L, V] the token at positions[i] of the sequence in slots[i].
 
-        drafts[i]: guessed tokens between the sequence's known ones and this row, which penalties count as output.
-        Logprobs are None for sequences that did not ask. Leaves states and logits alone.
+        drafts, if given, [S]: guessed tokens between the sequence's known ones and this row, which penalties count as
+        output. Logprobs are None for sequences that did not ask. Leaves states and logits alone.
         """
-        tokens = self.backend.choose(logits, self.states, slots, positions)
-        for i, guessed in enumerate(drafts or ()):
+        tokens = self.backend.choose(logits, rows, self.states, slots, positions)
+        for i, guessed in enumerate(drafts):
             state = self.states[int(slots[i])]
             if guessed and state.penalised:
-                tokens[i] = self.backend.choose_one(logits[i : i + 1], state.with_drafts(guessed), int(positions[i]))
+                later = state.with_drafts(guessed)
+                tokens[i] = self.backend.choose_one(logits, int(rows[i]), later, int(positions[i]))
         reports: list[TokenLogprobs | None] = [None] * len(tokens)
-        counts = [self.states[slot].num_logprobs for slot in slots.tolist()]
+        counts = [self.states[slot].num_logprobs for slot in slots.tolist()] if self.states.num_reporting else []
         asked = [i for i, count in enumerate(counts) if count is not None]
         if asked:
-            scores = self.score(logits[asked], [tokens[i] for i in asked], [counts[i] or 0 for i in asked])
+            scores = self.score(logits, rows[asked], [tokens[i] for i in asked], [counts[i] or 0 for i in asked])
             for i, report in zip(asked, scores):
                 reports[i] = report
         return tokens, reports
 
-    def score(self, logits: Float32Array, token_ids: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
+    def score(
+        self, logits: Float32Array, rows: Int32Array, token_ids: Sequence[int], counts: Sequence[int]
+    ) -> list[TokenLogprobs]:
         """Logprobs of given tokens (of a prompt, say), with the counts[i] likeliest alternatives."""
-        return self.backend.score(logits, token_ids, counts, limit=self.limit)
+        return self.backend.score(logits, rows, token_ids, counts, limit=self.limit)
 
 
 def make_sampler(*, limit: int, backend: str = "auto") -> Sampler:

@@ -172,6 +172,7 @@ class SamplingStates:
         self.limit = limit
         self.records = np.zeros(capacity, dtype=ROW_RECORD)
         self._states: list[SamplingState | None] = [None] * capacity
+        self.num_reporting = 0  # sequences that want logprobs
 
     def __getitem__(self, slot: int) -> SamplingState:
         state = self._states[slot]
@@ -187,6 +188,7 @@ class SamplingStates:
         state = SamplingState(admission, limit=self.limit)
         state.fill(self.records[slot])
         self._states[slot] = state
+        self.num_reporting += state.num_logprobs is not None
         return state
 
     def observe(self, slot: int, token_ids: Iterable[int]) -> None:
@@ -198,6 +200,7 @@ class SamplingStates:
 
     def drop(self, slot: int) -> None:
         """Forget a sequence; its slot is free again."""
+        self.num_reporting -= self[slot].num_logprobs is not None
         self._states[slot] = None
         self.records[slot] = np.zeros((), dtype=ROW_RECORD)
 

@@ -1,0 +1,6 @@
+"""Runs plans: inputs, model, sampler, outputs. Doors: `LocalExecutor`, `load_executor`."""
+
+from mini_vllm.runner.executor import LocalExecutor
+from mini_vllm.runner.model_runner import ModelRunner
+
+__all__ = ["LocalExecutor", "ModelRunner"]

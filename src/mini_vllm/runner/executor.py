@@ -1,0 +1,35 @@
+"""The executor in this process: the door that the engine calls with a plan.
+
+Must not know requests, text or the scheduler's reasons.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mini_vllm.models import ModelInfo
+from mini_vllm.runner.model_runner import ModelRunner
+from mini_vllm.types import StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalExecutor:
+    """Runs plans on this machine. One step at a time; not thread-safe."""
+
+    runner: ModelRunner
+    info: ModelInfo
+    num_blocks: int
+    block_size: int
+    max_model_len: int  # tokens
+    description: dict[str, str]  # which instruction set, threads and number formats run, for people
+    clock: Callable[[], float] = time.perf_counter
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Do exactly what the plan says."""
+        begin = self.clock()
+        outputs = self.runner.run(plan)
+        return StepResult(step_id=plan.step_id, outputs=outputs, seconds=self.clock() - begin)
+
+    def reset(self) -> None:
+        """Forget every sequence, as after construction. Weights and KV memory stay."""
+        self.runner.clear()

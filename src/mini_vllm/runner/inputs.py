@@ -1,0 +1,196 @@
+"""From a plan's chunks to the arrays of one ragged forward pass, and what each of its output rows is for.
+
+Vectorised: nothing loops over tokens, and a decode step costs a few list comprehensions over its chunks. Must not
+know models or logits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from mini_vllm.kernels.inputs import StepInputs
+from mini_vllm.runner.rows import Row, RowTable
+from mini_vllm.types import Chunk, Outputs
+
+Int32Array = npt.NDArray[np.int32]
+
+NO_ROWS: Int32Array = np.zeros(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRows:
+    """The output rows that choose a token, in plan order: S of them."""
+
+    rows: Int32Array  # [S] which of the L output rows, ascending
+    slots: Int32Array  # [S] whose sampling state
+    positions: Int32Array  # [S] of the token being chosen
+    drafts: tuple[tuple[int, ...], ...] = ()  # [S] guesses before the row; empty when the step has no drafts
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRows:
+    """The output rows that score a known prompt token, in plan order: P of them."""
+
+    rows: Int32Array  # [P] which of the L output rows, ascending
+    token_ids: Sequence[int]  # [P] the token after the row's own
+    counts: Sequence[int]  # [P] how many alternatives to list
+
+
+@dataclass(frozen=True, slots=True)
+class StepLayout:
+    """One step, ready to run: the arrays, and how to read its L output rows back into the plan's chunks."""
+
+    inputs: StepInputs
+    sequence_rows: list[Row]  # one for each chunk
+    samples: SampleRows
+    scores: ScoreRows
+    num_samples: Sequence[int]  # for each chunk
+    num_scores: Sequence[int]
+    hidden: dict[int, tuple[int, int]]  # chunk index -> its half-open range of output rows (Outputs.HIDDEN)
+
+
+class InputBuilder:
+    """Builds layouts. The arrays of a layout are reused by the next one."""
+
+    def __init__(self, table: RowTable, *, max_tokens: int, max_rows: int) -> None:
+        self._table = table
+        self._ramp = np.arange(max(max_tokens, max_rows) + 1, dtype=np.int32)
+        self._token_ids = np.zeros(max_tokens, dtype=np.int32)
+        self._positions = np.zeros(max_tokens, dtype=np.int32)
+        self._slots = np.zeros(max_tokens, dtype=np.int32)
+        self._query_starts = np.zeros(max_rows + 1, dtype=np.int32)
+        self._tables = np.zeros(max_rows * table.block_tables.shape[1], dtype=np.int32)
+
+    def build(self, chunks: Sequence[Chunk]) -> StepLayout:
+        """Lay out a step; appends the chunks' new blocks to their rows' tables."""
+        table = self._table
+        rows = [table[chunk.seq_id] for chunk in chunks]
+        for row, chunk in zip(rows, chunks):
+            if chunk.new_block_ids:
+                table.append_blocks(row, chunk)
+        lines = np.array([row.slot for row in rows], dtype=np.int32)
+        starts = np.array([chunk.start for chunk in chunks], dtype=np.int32)
+        lengths = np.array([len(chunk.token_ids) for chunk in chunks], dtype=np.int32)
+        if _is_decode(chunks):
+            inputs = self._fill(chunks, lines, starts, lengths, logit_rows=self._ramp[: len(chunks)])
+            return self._decode_layout(inputs, rows, lines)
+        outputs = _OutputRows()
+        first = 0
+        for chunk, row in zip(chunks, rows):
+            outputs.add(chunk, row, first)
+            first += len(chunk.token_ids)
+        inputs = self._fill(chunks, lines, starts, lengths, logit_rows=np.array(outputs.wanted, dtype=np.int32))
+        return outputs.layout(inputs, rows)
+
+    def _decode_layout(self, inputs: StepInputs, rows: list[Row], lines: Int32Array) -> StepLayout:
+        num_seqs = len(rows)
+        samples = SampleRows(rows=inputs.logit_rows, slots=lines, positions=inputs.seq_lens)
+        nothing = ScoreRows(NO_ROWS, (), ())
+        return StepLayout(inputs, rows, samples, nothing, [1] * num_seqs, [0] * num_seqs, {})
+
+    def _fill(
+        self,
+        chunks: Sequence[Chunk],
+        lines: Int32Array,
+        starts: Int32Array,
+        lengths: Int32Array,
+        *,
+        logit_rows: Int32Array,
+    ) -> StepInputs:
+        num_seqs, block_size = len(chunks), self._table.block_size
+        query_starts = self._query_starts[: num_seqs + 1]
+        np.cumsum(lengths, out=query_starts[1:])
+        num_tokens = int(query_starts[num_seqs])
+        assert num_tokens <= self._token_ids.size, f"{num_tokens} tokens in a step made for {self._token_ids.size}"
+        seq_lens = starts + lengths
+        token_ids, positions = self._token_ids[:num_tokens], self._positions[:num_tokens]
+        if num_tokens == num_seqs:
+            token_ids[:] = [chunk.token_ids[0] for chunk in chunks]
+            positions[:] = starts
+            token_lines = lines
+        else:
+            every = chain.from_iterable(chunk.token_ids for chunk in chunks)
+            token_ids[:] = np.fromiter(every, dtype=np.int32, count=num_tokens)
+            np.add(self._ramp[:num_tokens], np.repeat(starts - query_starts[:-1], lengths), out=positions)
+            token_lines = np.repeat(lines, lengths)
+        blocks = self._table.block_tables[token_lines, positions // block_size]
+        slots = np.add(blocks * np.int32(block_size), positions % block_size, out=self._slots[:num_tokens])
+        return StepInputs(
+            token_ids=token_ids,
+            positions=positions,
+            slots=slots,
+            query_starts=query_starts,
+            seq_lens=seq_lens,
+            block_tables=self._gather_tables(lines, seq_lens),
+            logit_rows=logit_rows,
+        )
+
+    def _gather_tables(self, lines: Int32Array, seq_lens: Int32Array) -> Int32Array:
+        """The tables of this step's sequences, as wide as its longest one needs."""
+        width = -(-int(seq_lens.max(initial=0)) // self._table.block_size)
+        out = self._tables[: len(lines) * width].reshape(len(lines), width)
+        return np.take(self._table.block_tables[:, :width], lines, axis=0, out=out, mode="clip")
+
+
+class _OutputRows:
+    """Collects, chunk by chunk, which rows of the step need outputs and what for."""
+
+    def __init__(self) -> None:
+        self.wanted: list[int] = []  # rows of the step; an index into it is an output row
+        self._sample_rows: list[int] = []
+        self._lines: list[int] = []
+        self._sample_positions: list[int] = []
+        self._drafts: list[tuple[int, ...]] = []
+        self._score_rows: list[int] = []
+        self._targets: list[int] = []
+        self._counts: list[int] = []
+        self._num_samples: list[int] = []
+        self._num_scores: list[int] = []
+        self._hidden: dict[int, tuple[int, int]] = {}
+
+    def add(self, chunk: Chunk, row: Row, first: int) -> None:
+        """The next chunk, whose tokens are the step's rows from `first` on."""
+        length, begin = len(chunk.token_ids), len(self.wanted)
+        num_samples = chunk.num_drafts + 1 if chunk.samples else 0
+        targets: tuple[int, ...] = ()
+        if chunk.outputs == Outputs.ALL:
+            targets = row.prompt_token_ids[chunk.start + 1 : chunk.start + length + 1]
+        if chunk.outputs == Outputs.HIDDEN:
+            self._hidden[len(self._num_samples)] = (begin, begin + length)
+            self.wanted += range(first, first + length)
+        else:
+            self.wanted += range(first, first + len(targets))
+            self.wanted += range(first + length - num_samples, first + length)
+        self._add_samples(chunk, row, num_samples)
+        self._score_rows += range(begin, begin + len(targets))
+        self._targets += targets
+        self._counts += [row.num_prompt_logprobs] * len(targets)
+        self._num_samples.append(num_samples)
+        self._num_scores.append(len(targets))
+
+    def _add_samples(self, chunk: Chunk, row: Row, num_samples: int) -> None:
+        end, next_position = len(self.wanted), chunk.start + len(chunk.token_ids)
+        guesses = chunk.token_ids[len(chunk.token_ids) - chunk.num_drafts :]
+        self._sample_rows += range(end - num_samples, end)
+        self._lines += [row.slot] * num_samples
+        self._sample_positions += range(next_position - num_samples + 1, next_position + 1)
+        self._drafts += [guesses[:j] for j in range(num_samples)]
+
+    def layout(self, inputs: StepInputs, rows: list[Row]) -> StepLayout:
+        """All of it."""
+        samples = SampleRows(
+            rows=np.array(self._sample_rows, dtype=np.int32),
+            slots=np.array(self._lines, dtype=np.int32),
+            positions=np.array(self._sample_positions, dtype=np.int32),
+            drafts=tuple(self._drafts) if any(self._drafts) else (),
+        )
+        scores = ScoreRows(np.array(self._score_rows, dtype=np.int32), self._targets, self._counts)
+        return StepLayout(inputs, rows, samples, scores, self._num_samples, self._num_scores, self._hidden)
+
+
+def _is_decode(chunks: Sequence[Chunk]) -> bool:
+    """Whether every chunk is one token that samples: the steady state."""
+    return all([len(chunk.token_ids) == 1 and chunk.samples and chunk.outputs == Outputs.LAST for chunk in chunks])

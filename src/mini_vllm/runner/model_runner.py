@@ -1,0 +1,124 @@
+"""One step: plan → inputs → program → logits in slices → sampler → outputs.
+
+Must not know files, devices or the scheduler's reasons.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from mini_vllm.kernels.table import Program
+from mini_vllm.runner.inputs import InputBuilder, StepLayout
+from mini_vllm.runner.rows import Row, RowTable
+from mini_vllm.sampling import Sampler, num_accepted
+from mini_vllm.types import Chunk, SequenceOutput, StepPlan, TokenLogprobs
+
+Float32Array = npt.NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class _Readings:
+    """What the slices of logits gave, in plan order."""
+
+    tokens: list[int] = field(default_factory=list)
+    reports: list[TokenLogprobs | None] = field(default_factory=list)
+    scores: list[TokenLogprobs] = field(default_factory=list)
+
+
+class ModelRunner:
+    """Runs plans on a compiled program and keeps the rows of live sequences."""
+
+    def __init__(
+        self,
+        program: Program,
+        sampler: Sampler,
+        *,
+        block_size: int,
+        max_model_len: int,
+        max_tokens: int,
+        max_rows: int,
+    ) -> None:
+        self._program = program
+        self._sampler = sampler
+        self.rows = RowTable(
+            sampler.states, block_size=block_size, max_blocks=-(-max_model_len // block_size), capacity=max_rows
+        )
+        self._builder = InputBuilder(self.rows, max_tokens=max_tokens, max_rows=max_rows)
+
+    def run(self, plan: StepPlan) -> tuple[SequenceOutput, ...]:
+        """Do what the plan says; one output for each chunk that asks for something, in plan order."""
+        self.rows.apply(plan)
+        if not plan.chunks:
+            return ()
+        layout = self._builder.build(plan.chunks)
+        hidden = self._program.run(layout.inputs)
+        readings = self._read(layout)
+        return tuple(self._outputs(plan.chunks, layout, readings, hidden))
+
+    def clear(self) -> None:
+        """Forget every sequence."""
+        self.rows.clear()
+
+    def _read(self, layout: StepLayout) -> _Readings:
+        """Sample and score, a slice of output rows at a time: never one [tokens, vocabulary] array."""
+        readings = _Readings()
+        samples, scores = layout.samples, layout.scores
+        num_rows, most = len(layout.inputs.logit_rows), self._program.max_logit_rows
+        for start in range(0, num_rows, most):
+            stop = min(start + most, num_rows)
+            first, last = np.searchsorted(samples.rows, (start, stop)).tolist()
+            score_first, score_last = np.searchsorted(scores.rows, (start, stop)).tolist()
+            if first == last and score_first == score_last:
+                continue
+            logits = self._program.logits(start, stop)
+            if first < last:
+                tokens, reports = self._sampler.sample(
+                    logits,
+                    samples.rows[first:last] - np.int32(start),
+                    slots=samples.slots[first:last],
+                    positions=samples.positions[first:last],
+                    drafts=samples.drafts[first:last],
+                )
+                readings.tokens += tokens
+                readings.reports += reports
+            if score_first < score_last:
+                part = slice(score_first, score_last)
+                rows = scores.rows[part] - np.int32(start)
+                readings.scores += self._sampler.score(logits, rows, scores.token_ids[part], scores.counts[part])
+        return readings
+
+    def _outputs(
+        self, chunks: tuple[Chunk, ...], layout: StepLayout, readings: _Readings, hidden: Float32Array
+    ) -> Iterator[SequenceOutput]:
+        sampled = scored = 0
+        for index, (chunk, row) in enumerate(zip(chunks, layout.sequence_rows)):
+            num_samples, num_scores = layout.num_samples[index], layout.num_scores[index]
+            if not num_samples and not num_scores and index not in layout.hidden:
+                continue
+            tokens, reports = self._accept(chunk, row, readings, slice(sampled, sampled + num_samples))
+            vectors: tuple[tuple[float, ...], ...] = ()
+            if index in layout.hidden:
+                vectors = tuple(map(tuple, hidden[slice(*layout.hidden[index])].tolist()))
+            yield SequenceOutput(
+                seq_id=chunk.seq_id,
+                token_ids=tokens,
+                logprobs=reports,
+                prompt_logprobs=tuple(readings.scores[scored : scored + num_scores]),
+                hidden=vectors,
+            )
+            sampled += num_samples
+            scored += num_scores
+
+    def _accept(
+        self, chunk: Chunk, row: Row, readings: _Readings, part: slice
+    ) -> tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]:
+        """The tokens that stand, which penalties count from now on, with their logprobs if asked for."""
+        tokens = readings.tokens[part]
+        if chunk.num_drafts and tokens:
+            tokens = tokens[: num_accepted(chunk.token_ids[len(chunk.token_ids) - chunk.num_drafts :], tokens)]
+        if row.penalised:
+            self._sampler.states.observe(row.slot, tokens)
+        reports = readings.reports[part][: len(tokens)]
+        return tuple(tokens), tuple([report for report in reports if report is not None])
