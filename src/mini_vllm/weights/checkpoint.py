@@ -4,10 +4,12 @@ Knows where values lie and what they are called; knows nothing of how a model co
 """
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mini_vllm.errors import ModelNotFoundError
-from mini_vllm.kernels.tensors import HostTensor
+
+if TYPE_CHECKING:
+    from mini_vllm.kernels.tensors import HostTensor
 
 
 class Checkpoint(Protocol):
@@ -30,7 +32,7 @@ class Checkpoint(Protocol):
     def names(self) -> frozenset[str]:
         """Of all tensors, less those that hold no weights (masks, rope tables)."""
 
-    def get(self, name: str) -> HostTensor:
+    def get(self, name: str) -> "HostTensor":
         """The tensor of that name: a read-only view of the mapped file where possible, aligned to its elements."""
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ class HFCheckpoint:
             raise _no_config(path)
         self.config: dict[str, Any] = config
         self.generation_config: dict[str, Any] = _read_json(path / "generation_config.json") or {}
-        self._files = {name: SafetensorsFile(path / name) for name in _file_names(path)}
+        self._files = {name: SafetensorsFile(path / name) for name in weight_file_names(path)}
         self._places = self._collect()
         self._check_index()
 
@@ -83,7 +83,7 @@ def _missing_prefix(model_type: str, names: Any) -> str:
     return prefix if any(name.startswith(layer) for name in names) else ""
 
 
-def _file_names(path: Path) -> list[str]:
+def weight_file_names(path: Path) -> list[str]:
     """The safetensors files that make up the model, whether an index lists them or not."""
     if weight_map := _weight_map(path):
         names = sorted(set(weight_map.values()))
