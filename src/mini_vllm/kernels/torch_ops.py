@@ -201,7 +201,7 @@ class TorchOps:
 def split_heads(qkv: torch.Tensor, spec: AttentionSpec) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """[T, (heads + 2 kv heads) D] → q [T, heads, D], k and v [T, kv heads, D]."""
     heads = qkv.view(-1, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
-    q, k, v = torch.split(heads, (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
+    q, k, v = torch.split(heads, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
     return q, k, v
 
 

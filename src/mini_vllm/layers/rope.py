@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mini_vllm.errors import UnsupportedModelError
+from mini_vllm.errors import ModelError
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -38,7 +38,7 @@ class RopeSpec:
     truncate: bool = True  # yarn: round the bounds of the ramp to whole dimensions
     short_factors: tuple[float, ...] = ()  # longrope, [R/2]
     long_factors: tuple[float, ...] = ()  # longrope, [R/2]
-    frequency_factors: tuple[float, ...] = ()  # divisors of inv_freq that a file carries itself (GGUF), [R/2]
+    factors: tuple[float, ...] = ()  # factors: divisors of inv_freq that a GGUF file carries itself, [R/2]
 
 
 def rope_tables(spec: RopeSpec, *, max_len: int) -> tuple[Float32Array, Float32Array]:
@@ -56,8 +56,6 @@ def rope_tables(spec: RopeSpec, *, max_len: int) -> tuple[Float32Array, Float32A
 def inverse_frequencies(spec: RopeSpec, *, max_len: int) -> tuple[Float32Array, float]:
     """inv_freq [R/2] and the factor for cos and sin, for sequences of at most max_len tokens."""
     inv_freq, attention_factor = ROPE_KINDS[spec.kind](spec, max_len)
-    if spec.frequency_factors:
-        inv_freq = np.divide(inv_freq, np.asarray(spec.frequency_factors), dtype=np.float32)
     return inv_freq.astype(np.float32), attention_factor
 
 
@@ -70,6 +68,14 @@ def _powers(theta: float, dim: int) -> Float32Array:
 
 def _default(spec: RopeSpec, max_len: int) -> tuple[Float32Array, float]:
     return np.float32(1.0) / _powers(spec.theta, spec.dim), 1.0
+
+
+def _factors(spec: RopeSpec, max_len: int) -> tuple[Float32Array, float]:
+    """A divisor per pair, given as numbers: how GGUF files carry Llama 3's scaling."""
+    _check_count(spec.factors, spec)
+    inv_freq, _ = _default(spec, max_len)
+    divisors: Float32Array = np.asarray(spec.factors, dtype=np.float32)
+    return inv_freq / divisors, 1.0
 
 
 def _linear(spec: RopeSpec, max_len: int) -> tuple[Float32Array, float]:
@@ -125,8 +131,7 @@ def _yarn_attention_factor(spec: RopeSpec) -> float:
 def _longrope(spec: RopeSpec, max_len: int) -> tuple[Float32Array, float]:
     """LongRoPE (Ding et al., 2024): a divisor per dimension; the long set if max_len exceeds the training length."""
     factors = spec.long_factors if max_len > spec.original_max_position else spec.short_factors
-    if len(factors) != spec.dim // 2:
-        raise UnsupportedModelError(f"longrope has {len(factors)} factors for {spec.dim // 2} rotated pairs")
+    _check_count(factors, spec)
     attention_factor = spec.attention_factor
     if attention_factor is None:
         grown = math.log(spec.factor) / math.log(spec.original_max_position) if spec.factor > 1 else 0.0
@@ -134,8 +139,14 @@ def _longrope(spec: RopeSpec, max_len: int) -> tuple[Float32Array, float]:
     return np.float32(1.0) / (np.asarray(factors, dtype=np.float32) * _powers(spec.theta, spec.dim)), attention_factor
 
 
+def _check_count(factors: tuple[float, ...], spec: RopeSpec) -> None:
+    if len(factors) != spec.dim // 2 or not all(factor > 0 for factor in factors):
+        raise ModelError(f"rope type {spec.kind!r} needs {spec.dim // 2} positive factors and has {len(factors)}")
+
+
 ROPE_KINDS: dict[str, Callable[[RopeSpec, int], tuple[Float32Array, float]]] = {
     "default": _default,
+    "factors": _factors,
     "linear": _linear,
     "dynamic": _dynamic,
     "llama3": _llama3,

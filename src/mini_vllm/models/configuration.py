@@ -92,7 +92,7 @@ def rope_spec(config: Config, *, head_dim: int, layer_type: str = FULL, theta: f
         truncate=flag(raw, "truncate", default=True),
         short_factors=tuple(raw.get("short_factor") or ()),
         long_factors=tuple(raw.get("long_factor") or ()),
-        frequency_factors=tuple(raw.get("frequency_factors") or ()),
+        factors=tuple(raw.get("factors") or ()),
         **optional,
     )
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from mini_vllm.errors import ConfigError
 from mini_vllm.kernels.table import Device, Model
-from mini_vllm.models import decoder
+from mini_vllm.models import decoder, gpt2
 from mini_vllm.models.registry import model_spec
 from mini_vllm.models.source import Checkpoint, Loader, Survey
 from mini_vllm.models.spec import DecoderSpec, ModelInfo
 
-_BUILDERS: dict[type, Callable[..., Model]] = {DecoderSpec: decoder.build}
+_BUILDERS: dict[type, Callable[..., Model]] = {DecoderSpec: decoder.build, gpt2.GPT2Spec: gpt2.build}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,12 +7,20 @@ from collections.abc import Callable
 from typing import Any
 
 from mini_vllm.errors import ModelError, UnsupportedModelError
-from mini_vllm.models import llama
+from mini_vllm.models import gemma2, gemma3, gpt2, llama, mistral, phi3, qwen2, qwen3
 from mini_vllm.models.configuration import Config
 from mini_vllm.models.spec import ModelInfo
 
 _FAMILIES: dict[str, Callable[[Config], Any]] = {
+    "gemma2": gemma2.spec,
+    "gemma3_text": gemma3.spec,
+    "gpt2": gpt2.spec,
     "llama": llama.spec,
+    "ministral": mistral.spec,
+    "mistral": mistral.spec,
+    "phi3": phi3.spec,
+    "qwen2": qwen2.spec,
+    "qwen3": qwen3.spec,
 }
 
 NOT_NATIVE = "architecture_not_native"  # the code of an error that the fallback may still turn into success
