@@ -4,7 +4,7 @@ The only place that knows every room below. Heavy ones are imported when a model
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +57,7 @@ class Engine:
 
 def load_engine(config: EngineConfig) -> Engine:
     """Find, open and load the model that a configuration names. Every problem with it is a `UserError`."""
-    from mini_vllm import runner, weights
+    from mini_vllm import runner, text, weights
 
     checkpoint = weights.open_checkpoint(weights.resolve(config.model.model, revision=config.model.revision))
     try:
@@ -66,7 +66,7 @@ def load_engine(config: EngineConfig) -> Engine:
     except BaseException:
         checkpoint.close()
         raise
-    eos_token_ids = all_eos_token_ids(checkpoint, tokenizer, chat_template)
+    eos_token_ids = text.eos_token_ids(checkpoint.config, checkpoint.generation_config, tokenizer, chat_template)
     engine = join(
         config,
         executor,
@@ -108,9 +108,22 @@ def join(
     return Engine(config=config, core=EngineCore(make_scheduler, executor), frontend=frontend, clock=clock)
 
 
-def load_text(config: EngineConfig, checkpoint: "Checkpoint") -> "tuple[Tokenizer, ChatTemplate | None]":
-    """The tokenizer and chat template of a model, or of what the configuration puts in their places."""
-    raise NotImplementedError
+def load_text(config: EngineConfig, checkpoint: "Checkpoint") -> "tuple[Tokenizer, ChatTemplate]":
+    """The tokenizer and chat template of a model, or of what the configuration puts in their places.
+
+    The template is false in a boolean context if the model has none.
+    """
+    from mini_vllm import text, weights
+
+    path, metadata = checkpoint.path, checkpoint.tokenizer_metadata
+    if config.model.tokenizer is not None:
+        path, metadata = weights.resolve(config.model.tokenizer), None
+        if path.is_file():
+            other = weights.open_checkpoint(path)
+            metadata = other.tokenizer_metadata
+            other.close()
+    tokenizer = text.Tokenizer.from_checkpoint(path, metadata)
+    return tokenizer, text.load_chat_template(tokenizer, file=config.model.chat_template)
 
 
 def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,36 +131,3 @@ def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: generation_config[name] for name in SAMPLING_DEFAULTS if generation_config.get(name) is not None}
     SamplingParams(**found)
     return found
-
-
-def all_eos_token_ids(
-    checkpoint: "Checkpoint", tokenizer: "Tokenizer", chat_template: "ChatTemplate | None"
-) -> tuple[int, ...]:
-    """Every id that ends a text: what config, generation config, tokenizer and chat template say, together."""
-    ids = {
-        *_ids(checkpoint.config.get("eos_token_id")),
-        *_ids(checkpoint.generation_config.get("eos_token_id")),
-        *tokenizer.eos_token_ids,
-        *_template_end(tokenizer, chat_template),
-    }
-    return tuple(sorted(ids))
-
-
-def _ids(value: Any) -> Iterable[int]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, int) else value
-
-
-def _template_end(tokenizer: "Tokenizer", chat_template: "ChatTemplate | None") -> Collection[int]:
-    """The special token that a chat template puts right behind an assistant's answer."""
-    if chat_template is None:
-        return ()
-    mark = "mark-of-an-answer"
-    conversation = [{"role": "user", "content": "question"}, {"role": "assistant", "content": mark}]
-    try:
-        text = chat_template.render(conversation, add_generation_prompt=False)
-    except Exception:  # a template that wants other messages; it will speak for itself when it is used
-        return ()
-    rest = tokenizer.encode(text.rpartition(mark)[2].lstrip(), add_special_tokens=False)
-    return rest[:1] if rest and rest[0] in tokenizer.special_ids else ()

@@ -1,5 +1,6 @@
 """A tokenizer of 256 bytes and a few special tokens: every id sequence is possible, nothing needs a file."""
 
+import re
 from collections.abc import Iterable
 
 from mini_vllm.text import Detokenizer
@@ -29,11 +30,8 @@ class ByteTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Bytes, with special tokens recognised; BOS in front if the tokenizer has one."""
         ids: list[int] = []
-        while text:
-            special = next((token for token in SPECIAL_TOKENS if text.startswith(token)), None)
-            taken = special or text[0]
-            ids += [self._special[special]] if special else taken.encode()
-            text = text[len(taken) :]
+        for part in re.split(f"({'|'.join(map(re.escape, SPECIAL_TOKENS))})", text):
+            ids += [self._special[part]] if part in self._special else part.encode()
         if add_special_tokens and self.bos_token_id is not None and ids[:1] != [self.bos_token_id]:
             ids.insert(0, self.bos_token_id)
         return ids
