@@ -1,0 +1,75 @@
+"""The ASGI application: middleware, routes, and the engine's life inside it. Must not know sockets or signals."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from mini_vllm import __version__
+from mini_vllm.config import ServerConfig
+from mini_vllm.server import errors, openapi
+from mini_vllm.server.door import TextEngine
+from mini_vllm.server.lifecycle import Lifecycle
+from mini_vllm.server.middleware import BodyLimit, RequestBoundary
+from mini_vllm.server.prompts import PromptReader
+from mini_vllm.server.routes import chat, completions, health, models, page
+from mini_vllm.server.service import Service
+from mini_vllm.server.stats import StatsView
+
+SAMPLE_SECONDS = 1.0
+
+
+def create_app(
+    llm: TextEngine,
+    config: ServerConfig | None = None,
+    *,
+    model_names: tuple[str, ...] = ("default",),
+) -> FastAPI:
+    """An application that serves one engine, started and shut down with it.
+
+    Requests may name any of `model_names`; answers name the first. `app.state.service` is there for whoever runs it.
+    """
+    config = config or ServerConfig()
+    service = Service(
+        engine=llm,
+        model_names=model_names,
+        lifecycle=Lifecycle(llm.abort),
+        reader=PromptReader(llm),
+        stats=StatsView(llm.stats),
+    )
+    app = FastAPI(
+        title="mini-vLLM",
+        version=__version__,
+        description="An OpenAI-compatible server.",
+        lifespan=lambda _: _life(service),
+        redirect_slashes=False,
+    )
+    app.state.service = service
+    errors.install(app)
+    openapi.install(app)
+    app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes)
+    app.add_middleware(RequestBoundary)
+    for router in (completions.router, chat.router, models.router, health.router):
+        app.include_router(router(service))
+    app.include_router(page.router())
+    return app
+
+
+@asynccontextmanager
+async def _life(service: Service) -> AsyncIterator[None]:
+    await service.engine.start()
+    sampler = asyncio.create_task(_sample(service.stats))
+    try:
+        yield
+    finally:
+        sampler.cancel()
+        service.lifecycle.cut()
+        service.reader.close()
+        await asyncio.to_thread(service.engine.shutdown)
+
+
+async def _sample(stats: StatsView) -> None:
+    while True:
+        stats.sample()
+        await asyncio.sleep(SAMPLE_SECONDS)

@@ -1,0 +1,62 @@
+"""What the server needs of an engine, and nothing more. `AsyncLLM` satisfies it, and so may a router or a stand-in.
+
+Must not know HTTP.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from mini_vllm.engine.choice import Vocabulary
+from mini_vllm.types import EngineStats, SamplingParams, TextDelta
+
+
+class DeltaStream(Protocol):
+    """The text deltas of one request."""
+
+    def __aiter__(self) -> "DeltaStream":
+        """Itself."""
+
+    async def __anext__(self) -> TextDelta:
+        """The next delta. What refuses the request is raised by the first call."""
+
+    async def aclose(self) -> None:
+        """End the work behind it."""
+
+
+class TextEngine(Protocol):
+    """An engine that takes prompts and gives text. Only `start` and `abort` may be called before it is started."""
+
+    @property
+    def tokenizer(self) -> Vocabulary:
+        """The model's tokenizer."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence in tokens, prompt and output together."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a request submitted now would be answered."""
+
+    async def start(self) -> None:
+        """Load the model and begin to work; once, further calls do nothing."""
+
+    def shutdown(self) -> None:
+        """Stop working. May block for a step."""
+
+    def default_sampling_params(self) -> SamplingParams:
+        """What holds for fields that a request leaves out."""
+
+    def stream(
+        self, prompt: Sequence[int], params: SamplingParams, *, request_id: str, priority: int = 0, cache_salt: str = ""
+    ) -> DeltaStream:
+        """All choices of a prompt, interleaved."""
+
+    def abort(self, request_id: str) -> None:
+        """End a request within a step; its stream ends with finish_reason "abort". Unknown ids are ignored."""
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """Prompt token ids of a conversation; `ChatTemplateError` when the template refuses it."""
+
+    def stats(self) -> EngineStats:
+        """State and counters; cheap."""

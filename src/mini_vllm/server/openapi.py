@@ -1,0 +1,75 @@
+"""The OpenAPI page from the structs of `protocol`. Must not know the routes' code."""
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from mini_vllm.server.protocol.chat import ChatRequest, ChatResponse
+from mini_vllm.server.protocol.common import ErrorResponse
+from mini_vllm.server.protocol.completions import CompletionRequest, CompletionResponse
+from mini_vllm.server.protocol.models import Health, ModelCard, ModelList, Stats
+
+_TYPES = (
+    ChatRequest,
+    ChatResponse,
+    CompletionRequest,
+    CompletionResponse,
+    ErrorResponse,
+    Health,
+    ModelCard,
+    ModelList,
+    Stats,
+)
+_REFERENCE = "#/components/schemas/{name}"
+_FAILURES = {
+    400: "The request is wrong; the message says how.",
+    404: "There is no such model or URL.",
+    405: "The URL does not take this method.",
+    408: "The body took too long.",
+    413: "The body is too large.",
+    415: "The body is not JSON.",
+    429: "Too many requests wait; try again later.",
+    500: "The server failed.",
+    503: "The server cannot answer now.",
+}
+
+
+def describe(request: type | None, response: type, *, streams: bool = False) -> dict[str, Any]:
+    """Keyword arguments of a route: what it reads, what it answers, how it fails."""
+    content: dict[str, Any] = {"application/json": {"schema": _schema(response)}}
+    if streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    extra: dict[str, Any] = {"responses": {"200": {"description": "The answer.", "content": content}}}
+    for status, text in _FAILURES.items():
+        if request is not None or status in (404, 405, 500, 503):
+            failure = Health if response is Health and status == 503 else ErrorResponse
+            extra["responses"][str(status)] = {
+                "description": text,
+                "content": {"application/json": {"schema": _schema(failure)}},
+            }
+    if request is not None:
+        extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": _schema(request)}}}
+    return {"response_model": None, "openapi_extra": extra}
+
+
+def install(app: FastAPI) -> None:
+    """Serve the page with our schemas, and without the framework's own error shape."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            page = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+            _, schemas = msgspec.json.schema_components(_TYPES, ref_template=_REFERENCE)
+            page["components"] = {"schemas": schemas}
+            for operations in page["paths"].values():
+                for operation in operations.values():
+                    operation["responses"].pop("422", None)
+            app.openapi_schema = page
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _schema(kind: type) -> dict[str, str]:
+    return {"$ref": _REFERENCE.format(name=kind.__name__)}

@@ -1,0 +1,75 @@
+"""Text → token ids without holding up the event loop. Must not know HTTP."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from mini_vllm.errors import ContextLengthError
+from mini_vllm.server.door import TextEngine
+from mini_vllm.server.translate.answer import PreparedPrompt
+from mini_vllm.server.translate.conversation import text_size
+from mini_vllm.server.translate.prompts import Prompt
+
+T = TypeVar("T")
+
+SHORT_TEXT = 2_000  # characters that take less time than handing them to a thread is worth
+MESSAGE_SIZE = 100  # characters whose tokenising costs what rendering a message does
+MUCH_TEXT = 100_000  # characters from which on a look at the length comes first
+
+
+class PromptReader:
+    """Tokenises and renders on two threads of its own, so that a megabyte stalls neither streams nor short prompts."""
+
+    def __init__(self, engine: TextEngine) -> None:
+        self._engine = engine
+        self._longest: int | None = None
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="prompts")
+
+    async def read(self, prompts: Sequence[Prompt]) -> list[PreparedPrompt]:
+        """Each prompt as token ids."""
+        size = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+        return await self.off_loop(lambda: [self._read(prompt) for prompt in prompts], size=size)
+
+    async def read_chat(self, messages: Sequence[dict[str, Any]], options: dict[str, Any]) -> PreparedPrompt:
+        """A conversation as token ids."""
+        size = text_size(messages)
+
+        def render() -> PreparedPrompt:
+            self._check_size(size)
+            return PreparedPrompt(tuple(self._engine.render_chat(messages, **options)))
+
+        return await self.off_loop(render, size=size + MESSAGE_SIZE * len(messages))
+
+    async def off_loop(self, work: Callable[[], T], *, size: int) -> T:
+        """The result of `work`, computed here if it is about `size` characters that take no time, else on a thread."""
+        if size <= SHORT_TEXT:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def close(self) -> None:
+        """Let the threads go."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _read(self, prompt: Prompt) -> PreparedPrompt:
+        if isinstance(prompt, str):
+            self._check_size(len(prompt))
+            return PreparedPrompt(tuple(self._engine.tokenizer.encode(prompt)), prompt)
+        return PreparedPrompt(prompt)
+
+    def _check_size(self, num_chars: int) -> None:
+        """Refuse at once what cannot fit, however well it is tokenised."""
+        limit = self._engine.max_model_len
+        if num_chars > MUCH_TEXT and num_chars > limit * self._longest_token():
+            raise ContextLengthError(
+                f"this model's maximum context length is {limit} tokens, and the prompt of {num_chars} characters has "
+                f"more; shorten it",
+                param="prompt",
+            )
+
+    def _longest_token(self) -> int:
+        """In bytes, so no token stands for more characters than that."""
+        if self._longest is None:
+            tokenizer = self._engine.tokenizer
+            self._longest = max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
+        return self._longest

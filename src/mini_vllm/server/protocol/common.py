@@ -1,0 +1,84 @@
+"""What the generating endpoints share: sampling fields, usage, errors. Must not know the engine."""
+
+from typing import Any
+
+import msgspec
+
+
+class StreamOptions(msgspec.Struct, kw_only=True, frozen=True):
+    """How a stream reports usage."""
+
+    include_usage: bool | None = None  # one last chunk without choices that carries it
+    continuous_usage_stats: bool | None = None  # with include_usage: on every chunk as well
+
+
+class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """Fields that completions and chat completions share. `None` is absent."""
+
+    model: str | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    # Beyond OpenAI's, named as vLLM names them.
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_token_ids: list[int] | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    response_format: dict[str, Any] | None = None
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def repeats_usage(self) -> bool:
+        """Whether every chunk of a stream carries usage."""
+        return self.includes_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """Where prompt tokens came from."""
+
+    cached_tokens: int = 0
+
+
+class Usage(msgspec.Struct, kw_only=True, frozen=True):
+    """Tokens read and written, over all prompts and choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class ErrorDetail(msgspec.Struct, kw_only=True, frozen=True):
+    """What went wrong, for people (`message`) and programs (`type`, `code`, `param`)."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorResponse(msgspec.Struct, frozen=True):
+    """The body of every answer that is not a success."""
+
+    error: ErrorDetail

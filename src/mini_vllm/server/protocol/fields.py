@@ -1,0 +1,54 @@
+"""Fields that are known but not supported: documented as ignored, or rejected with the reason.
+
+Every field of OpenAI's request schemas is a field of our struct or stands in one of these tables; a test walks them.
+Fields that nobody knows are ignored, and logged once.
+"""
+
+SHARED_IGNORED: dict[str, str] = {
+    "user": "an end user's id, for the hosted service",
+    "service_tier": "there is one tier",
+    "metadata": "nothing is stored",
+    "store": "nothing is stored",
+    "safety_identifier": "for the hosted service",
+    "prompt_cache_key": "equal prefixes are always shared; use cache_salt to keep them apart",
+    "prompt_cache_retention": "prefixes stay until their memory is needed",
+    "prompt_cache_options": "prefixes stay until their memory is needed",
+}
+
+CHAT_IGNORED: dict[str, str] = {
+    **SHARED_IGNORED,
+    "parallel_tool_calls": "there are no tool calls yet",
+    "reasoning_effort": "the model decides",
+    "verbosity": "the model decides",
+    "prediction": "a hint that changes nothing but speed",
+    "moderation": "there is no moderation",
+}
+
+SHARED_REJECTED: dict[str, str] = {
+    "json": "structured output is not supported yet",
+    "regex": "structured output is not supported yet",
+    "choice": "structured output is not supported yet",
+    "grammar": "structured output is not supported yet",
+    "guided_json": "structured output is not supported yet",
+    "guided_regex": "structured output is not supported yet",
+    "guided_choice": "structured output is not supported yet",
+    "guided_grammar": "structured output is not supported yet",
+    "structured_outputs": "structured output is not supported yet",
+    "bad_words": "not supported yet; use bad_token_ids",
+    "truncate_prompt_tokens": "not supported yet; prompts are never cut",
+    "deadline_ms": "not supported yet",
+    "use_beam_search": "beam search is not supported",
+    "prompt_embeds": "prompts are text or token ids",
+    "lora_request": "adapters are not supported",
+}
+
+CHAT_REJECTED: dict[str, str] = {
+    **SHARED_REJECTED,
+    "audio": "this server makes text only",
+    "web_search_options": "there is no web search",
+    "chat_template": "templates in requests are not accepted; start the server with --chat-template",
+    "thinking_token_budget": "not supported yet",
+}
+
+COMPLETIONS_IGNORED = SHARED_IGNORED
+COMPLETIONS_REJECTED = SHARED_REJECTED

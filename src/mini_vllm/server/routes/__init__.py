@@ -1,0 +1,1 @@
+"""One module per endpoint; each makes a router from a `Service`."""

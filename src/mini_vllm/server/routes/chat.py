@@ -1,0 +1,67 @@
+"""POST /v1/chat/completions."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from fastapi import APIRouter, Request, Response
+
+from mini_vllm.server.disconnect import until_disconnect
+from mini_vllm.server.generation import Job, Numbered, generate
+from mini_vllm.server.openapi import describe
+from mini_vllm.server.protocol.chat import ChatRequest, ChatResponse
+from mini_vllm.server.protocol.fields import CHAT_IGNORED, CHAT_REJECTED
+from mini_vllm.server.protocol.reading import BodyReader
+from mini_vllm.server.service import Service, json_response, read_json
+from mini_vllm.server.sse import EventStream, encode_event
+from mini_vllm.server.translate.chat import ChatAnswer
+from mini_vllm.server.translate.conversation import refuse_unsupported, template_messages, template_options
+from mini_vllm.server.translate.sampling import chat_params
+
+READER = BodyReader(ChatRequest, ignored=CHAT_IGNORED, rejected=CHAT_REJECTED)
+
+
+def router(service: Service) -> APIRouter:
+    """The route."""
+    routes = APIRouter()
+
+    @routes.post("/v1/chat/completions", **describe(ChatRequest, ChatResponse, streams=True))
+    async def chat_completions(request: Request) -> Response:
+        """Answer a conversation."""
+        body = await read_json(request, READER)
+        service.check_model(body.model)
+        return await until_disconnect(request.receive, _answer(service, body))
+
+    return routes
+
+
+async def _answer(service: Service, body: ChatRequest) -> Response:
+    refuse_unsupported(body)
+    params = chat_params(body, service.engine.default_sampling_params())
+    prompt = await service.reader.read_chat(template_messages(body.messages), template_options(body))
+    head = service.head("chatcmpl")
+    answer = ChatAnswer(head, prompt, params, texts=service.texts(params))
+    job = Job(
+        request_id=head.id,
+        token_ids=prompt.token_ids,
+        params=params,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+    )
+    deltas = generate(service.engine, service.lifecycle, [job])
+    if body.stream:
+        return EventStream(_events(body, answer, deltas), request_id=head.id)
+    async with aclosing(deltas):
+        async for number, delta in deltas:
+            answer.add(number, delta)
+    return json_response(answer.response())
+
+
+async def _events(
+    body: ChatRequest, answer: ChatAnswer, deltas: AsyncGenerator[Numbered, None]
+) -> AsyncGenerator[bytes, None]:
+    async with aclosing(deltas):
+        async for number, delta in deltas:
+            if chunks := answer.chunks(number, delta, with_usage=body.repeats_usage):
+                yield b"".join(map(encode_event, chunks))
+        if body.includes_usage:
+            yield encode_event(answer.usage_chunk())

@@ -1,0 +1,34 @@
+"""GET /health and /stats."""
+
+from fastapi import APIRouter, Response
+
+from mini_vllm.server.openapi import describe
+from mini_vllm.server.protocol.models import Health, Stats
+from mini_vllm.server.service import Service, json_response
+
+
+def router(service: Service) -> APIRouter:
+    """The routes."""
+    routes = APIRouter()
+
+    @routes.get("/health", **describe(None, Health))
+    async def health() -> Response:
+        """200 while requests are answered, otherwise 503."""
+        if service.lifecycle.is_draining:
+            return _unwell("shutting down")
+        if not service.engine.is_alive:
+            return _unwell("the engine is dead")
+        return json_response(Health(status="ok"))
+
+    @routes.get("/stats", **describe(None, Stats))
+    async def stats() -> Response:
+        """What the server is doing now, and has done since it started."""
+        return json_response(service.stats.read())
+
+    return routes
+
+
+def _unwell(status: str) -> Response:
+    response = json_response(Health(status=status))
+    response.status_code = 503
+    return response

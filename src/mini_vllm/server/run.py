@@ -1,0 +1,153 @@
+"""A server process: the port first, then the model, then requests, then an orderly end.
+
+Signals: the first stops accepting, lets running requests finish for `shutdown_timeout` seconds, ends the rest with an
+error and exits with 0; the second ends the process at once. While the model loads, the first does.
+"""
+
+import asyncio
+import contextlib
+import errno
+import math
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+
+import uvicorn
+
+from mini_vllm.config import EngineConfig, ServerConfig
+from mini_vllm.errors import ConfigError
+from mini_vllm.server.app import create_app
+from mini_vllm.server.door import TextEngine
+from mini_vllm.server.lifecycle import Lifecycle
+
+SECONDS_TO_SAY_GOODBYE = 3.0  # between ending what still runs and closing the connections
+KEEP_ALIVE_SECONDS = 75
+BACKLOG = 2048
+
+
+def run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
+    """Serve a model until a signal; the process's exit code. A `UserError` if the port or the model cannot be had."""
+    from mini_vllm.engine.async_llm import AsyncLLM
+
+    model = engine_config.model
+    names = dict.fromkeys((model.served_model_name or model.model, model.model))
+    return serve(AsyncLLM.from_config(engine_config), server_config, model_names=tuple(names))
+
+
+def serve(llm: TextEngine, config: ServerConfig, *, model_names: tuple[str, ...]) -> int:
+    """Serve an engine that is not started yet. Call it from the main thread."""
+    with bind(config.host, config.port) as listener:
+        return asyncio.run(_serve(llm, config, listener, model_names))
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that holds the address but does not listen yet; `ConfigError` says why there is none."""
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"port is {port}; it must be between 0 and 65535 (0 picks a free one)", param="port")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError):
+        raise ConfigError(f"host is {host!r}; it is not an address of this machine", param="host") from None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # :: takes IPv4 as well
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise _bind_error(error, host, port) from None
+    return listener
+
+
+def _bind_error(error: OSError, host: str, port: int) -> ConfigError:
+    match error.errno:
+        case errno.EADDRINUSE:
+            text = f"port {port} on {host} is in use; stop what uses it or choose another (--port 0 picks a free one)"
+        case errno.EACCES:
+            text = f"port {port} needs more rights than this user has; choose one from 1024 on"
+        case errno.EADDRNOTAVAIL:
+            return ConfigError(f"host is {host!r}; it is not an address of this machine", param="host")
+        case _:
+            text = f"cannot listen on port {port} of {host}: {error.strerror}"
+    return ConfigError(text, param="port")
+
+
+async def _serve(llm: TextEngine, config: ServerConfig, listener: socket.socket, model_names: tuple[str, ...]) -> int:
+    stopper = _Stopper(config.shutdown_timeout)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopper.stop, number)
+    await llm.start()
+    app = create_app(llm, config, model_names=model_names)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            backlog=BACKLOG,
+            lifespan="on",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=math.ceil(config.shutdown_timeout + SECONDS_TO_SAY_GOODBYE),
+        )
+    )
+    stopper.arm(server, app.state.service.lifecycle)
+    try:
+        await server.serve(sockets=[listener])
+    except OSError as error:
+        raise _bind_error(error, config.host, listener.getsockname()[1]) from None
+    return 0
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, but signals are the stopper's, and it says when it is ready."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Do not."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen, then print the URL."""
+        await super().startup(sockets)
+        if self.started and sockets:
+            print(f"mini-vLLM is ready: {_url(sockets[0])}", flush=True)
+
+
+class _Stopper:
+    """What a signal does, from the start of the process to its end."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._server: uvicorn.Server | None = None
+        self._lifecycle: Lifecycle | None = None
+
+    def arm(self, server: uvicorn.Server, lifecycle: Lifecycle) -> None:
+        """From now on there is a server to stop in good order."""
+        self._server, self._lifecycle = server, lifecycle
+
+    def stop(self, number: signal.Signals) -> None:
+        """First call: drain. Any other, or nothing to drain yet: leave."""
+        if self._server is None or self._lifecycle is None or self._lifecycle.is_draining:
+            sys.stdout.flush()
+            os._exit(128 + number)
+        print(
+            f"stopping: {self._lifecycle.num_running} running requests have {self._timeout:g} s to finish "
+            "(again to stop at once)",
+            flush=True,
+        )
+        self._lifecycle.drain()
+        self._server.should_exit = True
+        asyncio.get_running_loop().call_later(self._timeout, self._lifecycle.cut)
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{port}"

@@ -1,0 +1,63 @@
+"""What the routes share: the engine, its names, and how a body is read. Built once per application."""
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import Request, Response
+
+from mini_vllm.errors import ModelNotFoundError
+from mini_vllm.server.door import TextEngine
+from mini_vllm.server.errors import RequestRefused
+from mini_vllm.server.lifecycle import Lifecycle
+from mini_vllm.server.prompts import PromptReader
+from mini_vllm.server.protocol.reading import BodyReader
+from mini_vllm.server.stats import StatsView
+from mini_vllm.server.translate.answer import Head, TokenTexts
+from mini_vllm.types import SamplingParams
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """One served model."""
+
+    engine: TextEngine
+    model_names: tuple[str, ...]  # accepted in requests; the first is shown
+    lifecycle: Lifecycle
+    reader: PromptReader
+    stats: StatsView
+    created: int = field(default_factory=lambda: int(time.time()))
+    wall_clock: Callable[[], float] = time.time
+
+    def check_model(self, name: str | None) -> None:
+        """Names are compared with the served ones and never with files; no name means the served model."""
+        if name is not None and name not in self.model_names:
+            raise ModelNotFoundError(
+                f"the model {name!r:.100} does not exist here; this server has {self.model_names[0]!r}", param="model"
+            )
+
+    def head(self, prefix: str) -> Head:
+        """Id, time and model of a new answer."""
+        return Head(f"{prefix}-{secrets.token_hex(12)}", int(self.wall_clock()), self.model_names[0])
+
+    def texts(self, params: SamplingParams) -> TokenTexts:
+        """The tokenizer as one request wants it."""
+        return TokenTexts(self.engine.tokenizer, params.skip_special_tokens)
+
+
+async def read_json(request: Request, reader: BodyReader[R]) -> R:
+    """The request in a body that says it is JSON, or does not say what it is."""
+    content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if content_type != "application/json" and not content_type.endswith("+json"):
+        raise RequestRefused(415, f"content-type is {content_type!r:.100}; send application/json")
+    return reader.decode(await request.body())
+
+
+def json_response(payload: Any) -> Response:
+    """A struct as strict JSON."""
+    return Response(msgspec.json.encode(payload), media_type="application/json")
