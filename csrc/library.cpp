@@ -1,4 +1,99 @@
-// What the library says about itself.
+// What the library says about itself, which instruction sets it can run, and its memory.
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "isa.h"
 #include "mini_vllm.h"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace mv {
+
+const KernelTable &kernel_table_portable();
+#if defined(MV_HAVE_avx2)
+const KernelTable &kernel_table_avx2();
+const KernelTable &kernel_table_avx512();
+#endif
+
+namespace {
+
+struct InstructionSet {
+  const char *name;
+  bool supported;
+  const KernelTable &(*table)();
+};
+
+// Best first.
+const InstructionSet SETS[] = {
+#if defined(MV_HAVE_avx2)
+    {"avx512",
+     __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") &&
+         __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("fma"),
+     kernel_table_avx512},
+    {"avx2", __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"),
+     kernel_table_avx2},
+#endif
+    {"portable", true, kernel_table_portable},
+};
+
+constexpr int64_t LARGE_PAGE = int64_t(2) << 20;
+
+}  // namespace
+
+const KernelTable *find_table(const char *isa) {
+  for (const InstructionSet &set : SETS)
+    if (set.supported && std::strcmp(set.name, isa) == 0) return &set.table();
+  return nullptr;
+}
+
+}  // namespace mv
+
 extern "C" int32_t mv_version(void) { return MV_ABI_VERSION; }
+
+extern "C" int32_t mv_struct_bytes(int32_t which) {
+  const size_t bytes[] = {sizeof(mv_matrix), sizeof(mv_store), sizeof(mv_op), sizeof(mv_step), sizeof(mv_limits)};
+  return which >= 0 && which < 5 ? int32_t(bytes[which]) : -1;
+}
+
+extern "C" const char *mv_isa_names(void) {
+  static const std::string names = [] {
+    std::string list;
+    for (const mv::InstructionSet &set : mv::SETS)
+      if (set.supported) list += (list.empty() ? "" : " ") + std::string(set.name);
+    return list;
+  }();
+  return names.c_str();
+}
+
+extern "C" int32_t mv_isa_supported(const char *isa) { return mv::find_table(isa) != nullptr; }
+
+extern "C" void *mv_alloc(int64_t bytes) {
+#if defined(__linux__)
+  if (bytes >= mv::LARGE_PAGE) {
+    void *memory = mmap(nullptr, size_t(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return nullptr;
+    madvise(memory, size_t(bytes), MADV_HUGEPAGE);
+    return memory;
+  }
+#endif
+  void *memory = nullptr;
+  size_t size = size_t(bytes > 0 ? bytes : 1);
+  if (posix_memalign(&memory, 64, size) != 0) return nullptr;
+  std::memset(memory, 0, size);
+  return memory;
+}
+
+extern "C" void mv_free(void *memory, int64_t bytes) {
+#if defined(__linux__)
+  if (bytes >= mv::LARGE_PAGE) {
+    munmap(memory, size_t(bytes));
+    return;
+  }
+#endif
+  (void)bytes;
+  std::free(memory);
+}

@@ -1,4 +1,6 @@
 // The C interface of the native library. Self-contained: C99 or C++, no other header of ours.
+//
+//   T = tokens of a step, R = sequences, L = rows that need an output, N x K = a matrix of N rows, D = head size
 #ifndef MINI_VLLM_H
 #define MINI_VLLM_H
 
@@ -15,9 +17,115 @@ extern "C" {
 #endif
 
 // Changes whenever a struct or a signature below does; the Python binding refuses another number.
-#define MV_ABI_VERSION 1
+#define MV_ABI_VERSION 2
+
+enum mv_format { MV_F32 = 0, MV_F16 = 1, MV_BF16 = 2 };
+
+// A matrix packed in panels of 16 rows (pack.cpp draws the layout). Used by products and by embedding look-ups.
+typedef struct mv_matrix {
+  int32_t format;  // enum mv_format
+  int32_t rows;    // N
+  int32_t cols;    // K
+  int32_t unused;
+  void *data;         // mv_matrix_bytes(), 64-byte aligned
+  const float *bias;  // [N], or NULL
+} mv_matrix;
+
+// K and V of every layer, in blocks of block_size tokens (kv_layout.h draws the layout).
+typedef struct mv_store {
+  int32_t format;
+  int32_t num_layers, num_blocks, block_size, num_kv_heads, head_dim;
+  void *data;  // mv_store_bytes(), 64-byte aligned
+} mv_store;
+
+// What an op reads (x, y, weight, vectors) and writes (out) is listed beside its name.
+enum mv_op_kind {
+  MV_EMBED = 0,            // token_ids, weight, scale -> out
+  MV_EMBED_POSITIONS = 1,  // positions, weight -> out
+  MV_ADD = 2,              // x, y -> out
+  MV_RMS_NORM = 3,         // x, vector0 = weight, eps -> out
+  MV_LAYER_NORM = 4,       // x, vector0 = weight, vector1 = bias, eps -> out
+  MV_QK_NORM = 5,          // x = qkv, vector0 = q weight, vector1 = k weight, eps, heads -> out
+  MV_LINEAR = 6,           // x, weight, softcap, y = what to add or NULL -> out
+  MV_ROPE_STORE = 7,       // x = qkv, vector0 = cos, vector1 = sin, heads -> out = q, and the store
+  MV_ATTEND = 8,           // x = q, heads, the store -> out
+  MV_ATTEND_COMBINE = 9,   // the parts that a long MV_ATTEND left -> out
+  MV_SILU_MUL = 10,        // x -> out
+  MV_GELU_MUL = 11,        // x -> out
+  MV_GELU = 12,            // x -> out
+  MV_TAKE_ROWS = 13,       // x, logit_rows -> out
+  MV_NUM_OPS = 14
+};
+
+enum mv_rows { MV_ROWS_TOKENS = 0, MV_ROWS_OUTPUT = 1 };  // T rows, or as many as need an output
+
+typedef struct mv_op {
+  int32_t kind;      // enum mv_op_kind
+  int32_t row_kind;  // enum mv_rows: how many rows `out` has
+  int32_t width;     // columns of out
+  int32_t layer, num_heads, num_kv_heads, head_dim, window;
+  int32_t rope_dims;  // rotated dimensions of a head, even; 0 = none
+  float eps, scale, softcap;
+  const float *x, *y;
+  float *out;
+  int64_t x_stride, y_stride, out_stride;  // in elements
+  const mv_matrix *weight;
+  const float *vector0, *vector1;
+} mv_op;
+
+// One step's ragged batch; see mini_vllm.kernels.inputs.StepInputs.
+typedef struct mv_step {
+  int32_t num_tokens, num_seqs, num_logit_rows;
+  int32_t table_width;  // entries per row of block_tables
+  const int32_t *token_ids, *positions, *slots, *query_starts, *seq_lens, *block_tables, *logit_rows;
+} mv_step;
+
+typedef struct mv_limits {
+  int32_t max_tokens, max_seqs, max_logit_rows;
+  int32_t vocab_size, max_positions;  // bounds of token ids and positions
+} mv_limits;
+
+enum mv_status {
+  MV_OK = 0,
+  MV_BAD_COUNTS,        // more rows than the program was made for, or negative
+  MV_BAD_TOKEN,         // a token id outside the embedding
+  MV_BAD_POSITION,      // positions of a sequence are not consecutive, or beyond the tables
+  MV_BAD_SLOT,          // a slot outside the store
+  MV_BAD_QUERY_STARTS,  // not ascending from 0 to T
+  MV_BAD_SEQ_LEN,       // not last position + 1, or beyond the block table
+  MV_BAD_BLOCK,         // a block id outside the store
+  MV_BAD_LOGIT_ROW,     // not ascending rows of the step
+  MV_NO_MEMORY
+};
+
+typedef struct mv_team mv_team;        // threads
+typedef struct mv_program mv_program;  // two lists of ops over fixed buffers: the model, and its output head
 
 MV_EXPORT int32_t mv_version(void);
+MV_EXPORT int32_t mv_struct_bytes(int32_t which);     // 0 matrix, 1 store, 2 op, 3 step, 4 limits: checks the binding
+MV_EXPORT const char *mv_isa_names(void);             // what this machine can run, best first: "avx512 avx2 portable"
+MV_EXPORT int32_t mv_isa_supported(const char *isa);  // 1 or 0
+
+MV_EXPORT void *mv_alloc(int64_t bytes);  // 64-byte aligned zeros, in large pages where the system has them; NULL on failure
+MV_EXPORT void mv_free(void *memory, int64_t bytes);
+
+MV_EXPORT int64_t mv_matrix_bytes(int32_t format, int32_t rows, int32_t cols);
+// Packs num_rows row-major rows of the matrix's own format into rows first_row …; padding must start as zeros.
+MV_EXPORT void mv_pack_rows(const mv_matrix *matrix, int32_t first_row, int32_t num_rows, const void *rows);
+MV_EXPORT int64_t mv_store_bytes(const mv_store *store);
+
+MV_EXPORT mv_team *mv_team_create(int32_t threads);
+MV_EXPORT void mv_team_destroy(mv_team *team);
+
+// Ops and what they point to must outlive the program; isa is one that mv_isa_supported accepts. NULL on failure.
+MV_EXPORT mv_program *mv_program_create(mv_team *team, const char *isa, const mv_store *store, const mv_limits *limits,
+                                        const mv_op *hidden_ops, int32_t num_hidden_ops, const mv_op *logit_ops,
+                                        int32_t num_logit_ops);
+MV_EXPORT void mv_program_destroy(mv_program *program);
+// Runs the hidden ops, then the logit ops if L <= max_logit_rows. Not reentrant.
+MV_EXPORT int32_t mv_program_run(mv_program *program, const mv_step *step);
+// Runs the logit ops on rows first … first + count of the hidden rows of the last run.
+MV_EXPORT int32_t mv_program_logits(mv_program *program, int32_t first, int32_t count);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,45 @@
+// What the executor knows of a kernel: how many independent units of work an op has, and a function that does a range
+// of them. Any thread may do any unit; a unit's bits do not depend on the range it is done in.
+#ifndef MINI_VLLM_KERNEL_TABLE_H
+#define MINI_VLLM_KERNEL_TABLE_H
+
+#include "mini_vllm.h"
+
+namespace mv {
+
+constexpr int TILE_POSITIONS = 8;  // consecutive query rows of one sequence that attention handles together
+constexpr int SPAN = 64;           // keys per round of the online softmax, at absolute positions
+constexpr int SPLIT = 256;         // keys per part of a long history, at absolute positions; parts meet in one tree
+
+// Up to TILE_POSITIONS consecutive rows of one sequence.
+struct QueryTile {
+  int32_t seq, first_row, num_rows, first_position;
+};
+
+// One step as kernels see it.
+struct StepView {
+  mv_step in;
+  const mv_store *store;
+  const QueryTile *tiles;
+  int32_t num_tiles;
+  int32_t num_splits;   // parts of the longest history
+  bool split_units;     // every part is its own unit, and MV_ATTEND_COMBINE joins them
+  float *partials;      // [num_tiles * kv heads * num_splits] states, when split_units
+  int64_t partial_len;  // floats per state
+  int32_t rows[2];      // by enum mv_rows
+};
+
+struct Kernel {
+  int64_t (*units)(const mv_op &op, const StepView &step);
+  void (*run)(const mv_op &op, const StepView &step, int64_t begin, int64_t end, char *scratch);
+  int64_t grain;  // the fewest units worth claiming at once
+};
+
+struct KernelTable {
+  Kernel kernels[MV_NUM_OPS];
+  int64_t (*attend_scratch_bytes)(const mv_op &op, const mv_store &store);  // per thread
+  int64_t (*attend_partial_len)(const mv_op &op);                           // floats of one state
+};
+
+}  // namespace mv
+#endif

@@ -1,0 +1,156 @@
+// Ops that treat every row by itself: embedding, norms, activations, residual adds. A unit is one row.
+#include "kernels/formats.h"
+#include "kernels/kernels.h"
+#include "kernels/numeric.h"
+#include "kernels/panels.h"
+
+namespace mv {
+namespace MV_ISA {
+namespace {
+
+// out[i] = function(x[i]) or function(x[i], y[i]) over n elements, the tail through the same vector function.
+template <typename Function>
+MV_INLINE void map(const float *x, float *out, int n, Function function) {
+  int i = 0;
+  for (; i + W <= n; i += W) store(out + i, function(load(x + i)));
+  if (i < n) store_n(out + i, function(load_n(x + i, n - i)), n - i);
+}
+template <typename Function>
+MV_INLINE void map2(const float *x, const float *y, float *out, int n, Function function) {
+  int i = 0;
+  for (; i + W <= n; i += W) store(out + i, function(load(x + i), load(y + i)));
+  if (i < n) store_n(out + i, function(load_n(x + i, n - i), load_n(y + i, n - i)), n - i);
+}
+
+// Row `row` of a packed matrix, times scale.
+template <typename Format>
+void gather_row(const mv_matrix &m, int64_t row, float scale, float *out) {
+  typedef typename Format::Element Element;
+  const char *panel = (const char *)m.data + row / PANEL * panel_bytes(m.format, m.cols);
+  const Element *lane = (const Element *)panel + row % PANEL;
+  for (int k = 0; k < m.cols; k++) out[k] = Format::widen1(lane[int64_t(k) * PANEL]) * scale;
+}
+void gather_row_bf16(const mv_matrix &m, int64_t row, float scale, float *out) {
+  const uint16_t *panel = (const uint16_t *)((const char *)m.data + row / PANEL * panel_bytes(m.format, m.cols));
+  const uint16_t *lane = panel + 2 * (row % PANEL);
+  for (int k = 0; k < m.cols; k++) out[k] = BF16::widen1(lane[int64_t(k / 2) * (2 * PANEL) + k % 2]) * scale;
+}
+void look_up(const mv_op &op, const int32_t *ids, float scale, int64_t begin, int64_t end) {
+  const mv_matrix &m = *op.weight;
+  for (int64_t t = begin; t < end; t++) {
+    float *out = op.out + t * op.out_stride;
+    if (m.format == MV_F32) gather_row<F32>(m, ids[t], scale, out);
+    if (m.format == MV_F16) gather_row<F16>(m, ids[t], scale, out);
+    if (m.format == MV_BF16) gather_row_bf16(m, ids[t], scale, out);
+  }
+}
+void embed(const mv_op &op, const StepView &step, int64_t begin, int64_t end, char *) {
+  look_up(op, step.in.token_ids, op.scale, begin, end);
+}
+void embed_positions(const mv_op &op, const StepView &step, int64_t begin, int64_t end, char *) {
+  look_up(op, step.in.positions, 1.0f, begin, end);
+}
+
+void add(const mv_op &op, const StepView &, int64_t begin, int64_t end, char *) {
+  for (int64_t t = begin; t < end; t++)
+    map2(op.x + t * op.x_stride, op.y + t * op.y_stride, op.out + t * op.out_stride, op.width,
+         [](F x, F y) { return x + y; });
+}
+
+// Sum over a row of (x - shift)^2, four vector sums joined in a fixed order.
+float sum_of_squares(const float *x, int n, float shift) {
+  F sums[4] = {zero(), zero(), zero(), zero()};
+  int i = 0;
+  for (; i + 4 * W <= n; i += 4 * W) {
+    MV_UNROLL for (int j = 0; j < 4; j++) {
+      F d = load(x + i + j * W) - shift;
+      sums[j] = fma(d, d, sums[j]);
+    }
+  }
+  float total = sum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  for (; i < n; i++) total += (x[i] - shift) * (x[i] - shift);
+  return total;
+}
+float sum(const float *x, int n) {
+  F sums[4] = {zero(), zero(), zero(), zero()};
+  int i = 0;
+  for (; i + 4 * W <= n; i += 4 * W) {
+    MV_UNROLL for (int j = 0; j < 4; j++) sums[j] += load(x + i + j * W);
+  }
+  float total = sum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  for (; i < n; i++) total += x[i];
+  return total;
+}
+
+// x / sqrt(mean(x^2) + eps) * weight
+void rms_norm_row(const float *x, const float *weight, float eps, int n, float *out) {
+  float inverse = 1.0f / __builtin_sqrtf(sum_of_squares(x, n, 0.0f) / float(n) + eps);
+  map2(x, weight, out, n, [inverse](F a, F w) { return a * inverse * w; });
+}
+void rms_norm(const mv_op &op, const StepView &, int64_t begin, int64_t end, char *) {
+  for (int64_t t = begin; t < end; t++)
+    rms_norm_row(op.x + t * op.x_stride, op.vector0, op.eps, op.width, op.out + t * op.out_stride);
+}
+
+// (x - mean) / sqrt(variance + eps) * weight + bias
+void layer_norm(const mv_op &op, const StepView &, int64_t begin, int64_t end, char *) {
+  int n = op.width;
+  for (int64_t t = begin; t < end; t++) {
+    const float *x = op.x + t * op.x_stride;
+    float *out = op.out + t * op.out_stride;
+    float mean = sum(x, n) / float(n);
+    float inverse = 1.0f / __builtin_sqrtf(sum_of_squares(x, n, mean) / float(n) + op.eps);
+    map2(x, op.vector0, out, n, [mean, inverse](F a, F w) { return (a - mean) * inverse * w; });
+    map2(out, op.vector1, out, n, [](F a, F b) { return a + b; });
+  }
+}
+
+// RMS norm of every query and key head of [q heads | k heads | v heads]; v is copied.
+void qk_norm(const mv_op &op, const StepView &, int64_t begin, int64_t end, char *) {
+  int d = op.head_dim, keys_end = op.num_heads + op.num_kv_heads;
+  for (int64_t t = begin; t < end; t++) {
+    const float *x = op.x + t * op.x_stride;
+    float *out = op.out + t * op.out_stride;
+    for (int h = 0; h < keys_end; h++)
+      rms_norm_row(x + h * d, h < op.num_heads ? op.vector0 : op.vector1, op.eps, d, out + h * d);
+    memcpy(out + keys_end * d, x + keys_end * d, sizeof(float) * size_t(op.num_kv_heads) * size_t(d));
+  }
+}
+
+void silu_mul(const mv_op &op, const StepView &, int64_t begin, int64_t end, char *) {
+  for (int64_t t = begin; t < end; t++) {
+    const float *x = op.x + t * op.x_stride;
+    map2(x, x + op.width, op.out + t * op.out_stride, op.width, [](F g, F u) { return silu(g) * u; });
+  }
+}
+void gelu_mul(const mv_op &op, const StepView &, int64_t begin, int64_t end, char *) {
+  for (int64_t t = begin; t < end; t++) {
+    const float *x = op.x + t * op.x_stride;
+    map2(x, x + op.width, op.out + t * op.out_stride, op.width, [](F g, F u) { return gelu(g) * u; });
+  }
+}
+void gelu_rows(const mv_op &op, const StepView &, int64_t begin, int64_t end, char *) {
+  for (int64_t t = begin; t < end; t++)
+    map(op.x + t * op.x_stride, op.out + t * op.out_stride, op.width, [](F x) { return gelu(x); });
+}
+
+void take_rows(const mv_op &op, const StepView &step, int64_t begin, int64_t end, char *) {
+  for (int64_t i = begin; i < end; i++)
+    memcpy(op.out + i * op.out_stride, op.x + step.in.logit_rows[i] * op.x_stride, sizeof(float) * size_t(op.width));
+}
+
+}  // namespace
+
+const Kernel EMBED = {units_rows, embed, 1};
+const Kernel EMBED_POSITIONS = {units_rows, embed_positions, 1};
+const Kernel ADD = {units_rows, add, 4};
+const Kernel RMS_NORM = {units_rows, rms_norm, 2};
+const Kernel LAYER_NORM = {units_rows, layer_norm, 2};
+const Kernel QK_NORM = {units_rows, qk_norm, 1};
+const Kernel SILU_MUL = {units_rows, silu_mul, 1};
+const Kernel GELU_MUL = {units_rows, gelu_mul, 1};
+const Kernel GELU = {units_rows, gelu_rows, 1};
+const Kernel TAKE_ROWS = {units_rows, take_rows, 8};
+
+}  // namespace MV_ISA
+}  // namespace mv

@@ -1,0 +1,188 @@
+// A program: the ops of a model over fixed buffers, checked and replayed for any ragged batch.
+#include <algorithm>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "isa.h"
+#include "kernel_table.h"
+#include "team.h"
+
+namespace mv {
+namespace {
+
+// Below this many attention tasks per thread, the parts of long histories become units of their own.
+constexpr int TASKS_PER_THREAD = 4;
+
+struct Bounds {
+  const mv_limits &limits;
+  const mv_store &store;
+};
+
+bool ascending_within(const int32_t *values, int32_t count, int32_t limit) {
+  for (int32_t i = 0; i < count; i++)
+    if (values[i] < (i ? values[i - 1] + 1 : 0) || values[i] >= limit) return false;
+  return true;
+}
+
+int32_t check_tokens(const mv_step &s, const Bounds &b) {
+  const int64_t slots = int64_t(b.store.num_blocks) * b.store.block_size;
+  for (int32_t t = 0; t < s.num_tokens; t++) {
+    if (s.token_ids[t] < 0 || s.token_ids[t] >= b.limits.vocab_size) return MV_BAD_TOKEN;
+    if (s.positions[t] < 0 || s.positions[t] >= b.limits.max_positions) return MV_BAD_POSITION;
+    if (s.slots[t] < 0 || s.slots[t] >= slots) return MV_BAD_SLOT;
+  }
+  return MV_OK;
+}
+
+int32_t check_sequence(const mv_step &s, const Bounds &b, int32_t r) {
+  int32_t begin = s.query_starts[r], end = s.query_starts[r + 1];
+  for (int32_t t = begin + 1; t < end; t++)
+    if (s.positions[t] != s.positions[t - 1] + 1) return MV_BAD_POSITION;
+  int64_t blocks = (int64_t(s.seq_lens[r]) + b.store.block_size - 1) / b.store.block_size;
+  if (s.positions[end - 1] + 1 != s.seq_lens[r] || blocks > s.table_width) return MV_BAD_SEQ_LEN;
+  const int32_t *table = s.block_tables + int64_t(r) * s.table_width;
+  for (int64_t i = 0; i < blocks; i++)
+    if (table[i] < 0 || table[i] >= b.store.num_blocks) return MV_BAD_BLOCK;
+  return MV_OK;
+}
+
+int32_t check_step(const mv_step &s, const Bounds &b) {
+  if (s.num_tokens < 1 || s.num_tokens > b.limits.max_tokens || s.num_seqs < 1 || s.num_seqs > b.limits.max_seqs ||
+      s.num_logit_rows < 0 || s.num_logit_rows > s.num_tokens || s.table_width < 1)
+    return MV_BAD_COUNTS;
+  if (int32_t status = check_tokens(s, b)) return status;
+  if (s.query_starts[0] != 0 || s.query_starts[s.num_seqs] != s.num_tokens) return MV_BAD_QUERY_STARTS;
+  for (int32_t r = 0; r < s.num_seqs; r++)
+    if (s.query_starts[r + 1] <= s.query_starts[r]) return MV_BAD_QUERY_STARTS;
+  for (int32_t r = 0; r < s.num_seqs; r++)
+    if (int32_t status = check_sequence(s, b, r)) return status;
+  return ascending_within(s.logit_rows, s.num_logit_rows, s.num_tokens) ? MV_OK : MV_BAD_LOGIT_ROW;
+}
+
+}  // namespace
+}  // namespace mv
+
+struct mv_program {
+  mv::Team *team;
+  const mv::KernelTable *table;
+  mv_store store;
+  mv_limits limits;
+  std::vector<mv_op> hidden_ops, logit_ops;
+  const float *hidden = nullptr;  // where the last hidden op writes
+  int64_t hidden_stride = 0;
+  int64_t scratch_stride = 64, partial_len = 0;
+  int32_t kv_heads = 1;
+  std::unique_ptr<char[]> scratch;
+  std::vector<float> partials;
+  std::vector<mv::QueryTile> tiles;
+
+  void add_ops(std::vector<mv_op> &to, const mv_op *ops, int32_t count) {
+    for (int32_t i = 0; i < count; i++) {
+      to.push_back(ops[i]);
+      if (ops[i].kind != MV_ATTEND) continue;
+      to.push_back(ops[i]);
+      to.back().kind = MV_ATTEND_COMBINE;
+      scratch_stride = std::max(scratch_stride, table->attend_scratch_bytes(ops[i], store));
+      partial_len = std::max(partial_len, table->attend_partial_len(ops[i]));
+      kv_heads = std::max(kv_heads, ops[i].num_kv_heads);
+    }
+  }
+
+  void make_tiles(const mv_step &in) {
+    tiles.clear();
+    for (int32_t r = 0; r < in.num_seqs; r++) {
+      for (int32_t t = in.query_starts[r]; t < in.query_starts[r + 1]; t += mv::TILE_POSITIONS) {
+        int32_t count = std::min(mv::TILE_POSITIONS, in.query_starts[r + 1] - t);
+        tiles.push_back({r, t, count, in.positions[t]});
+      }
+    }
+  }
+
+  // The step as kernels see it. Parts become units when there are too few tasks to keep every thread busy.
+  mv::StepView view(const mv_step &in) {
+    make_tiles(in);
+    mv::StepView v = {};
+    v.in = in;
+    v.store = &store;
+    v.tiles = tiles.data();
+    v.num_tiles = int32_t(tiles.size());
+    int32_t longest = *std::max_element(in.seq_lens, in.seq_lens + in.num_seqs);
+    v.num_splits = (longest + mv::SPLIT - 1) / mv::SPLIT;
+    int64_t tasks = int64_t(v.num_tiles) * kv_heads;
+    v.split_units = v.num_splits > 1 && team->threads() > 1 && tasks < int64_t(mv::TASKS_PER_THREAD) * team->threads();
+    v.partial_len = partial_len;
+    if (v.split_units) {
+      size_t needed = size_t(tasks * v.num_splits * partial_len);
+      if (partials.size() < needed) partials.resize(needed);
+    }
+    v.partials = partials.data();
+    v.rows[MV_ROWS_TOKENS] = in.num_tokens;
+    v.rows[MV_ROWS_OUTPUT] = in.num_logit_rows;
+    return v;
+  }
+
+  void run(const std::vector<mv_op> &ops, const mv::StepView &v) {
+    team->run({table, ops.data(), int32_t(ops.size()), &v, scratch.get(), scratch_stride});
+  }
+
+  // The head's ops on hidden rows first … first + count.
+  void run_head(int32_t first, int32_t count) {
+    std::vector<mv_op> ops = logit_ops;
+    for (mv_op &op : ops)
+      if (op.x == hidden) op.x += first * hidden_stride;
+    mv::StepView v = {};
+    v.store = &store;
+    v.rows[MV_ROWS_OUTPUT] = count;
+    run(ops, v);
+  }
+};
+
+extern "C" mv_program *mv_program_create(mv_team *team, const char *isa, const mv_store *store,
+                                         const mv_limits *limits, const mv_op *hidden_ops, int32_t num_hidden_ops,
+                                         const mv_op *logit_ops, int32_t num_logit_ops) {
+  const mv::KernelTable *table = mv::find_table(isa);
+  if (!table || num_hidden_ops < 1) return nullptr;
+  try {
+    auto program = std::make_unique<mv_program>();
+    program->team = &team->team;
+    program->table = table;
+    program->store = *store;
+    program->limits = *limits;
+    program->add_ops(program->hidden_ops, hidden_ops, num_hidden_ops);
+    program->add_ops(program->logit_ops, logit_ops, num_logit_ops);
+    program->hidden = program->hidden_ops.back().out;
+    program->hidden_stride = program->hidden_ops.back().out_stride;
+    program->scratch_stride = (program->scratch_stride + 4095) / 4096 * 4096;
+    program->scratch.reset(new char[size_t(program->scratch_stride * team->team.threads())]);
+    return program.release();
+  } catch (const std::bad_alloc &) {
+    return nullptr;
+  }
+}
+
+extern "C" void mv_program_destroy(mv_program *program) { delete program; }
+
+extern "C" int32_t mv_program_run(mv_program *program, const mv_step *step) {
+  if (int32_t status = mv::check_step(*step, {program->limits, program->store})) return status;
+  try {
+    program->run(program->hidden_ops, program->view(*step));
+    if (step->num_logit_rows > 0 && step->num_logit_rows <= program->limits.max_logit_rows)
+      program->run_head(0, step->num_logit_rows);
+  } catch (const std::bad_alloc &) {
+    return MV_NO_MEMORY;
+  }
+  return MV_OK;
+}
+
+extern "C" int32_t mv_program_logits(mv_program *program, int32_t first, int32_t count) {
+  const mv_limits &limits = program->limits;
+  if (first < 0 || count < 0 || count > limits.max_logit_rows || first > limits.max_tokens - count)
+    return MV_BAD_COUNTS;
+  try {
+    program->run_head(first, count);
+  } catch (const std::bad_alloc &) {
+    return MV_NO_MEMORY;
+  }
+  return MV_OK;
+}

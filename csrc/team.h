@@ -1,0 +1,78 @@
+// A team of threads that work through a list of ops together, without ever waiting for a particular thread.
+//
+// Each op has a number of units. They are dealt out as one contiguous range per thread, so that each streams its own part
+// of the weights; a thread claims its range chunk by chunk, and when it is through, it claims chunks of the others'. So a
+// thread that the system has taken away costs at most the chunk it holds, and one that comes late finds its work done.
+//
+// The op is over when all units are done (not when all threads have arrived): whoever finishes the last unit sets up the
+// next op and announces it as a new phase. A claim is one compare-and-swap on (phase, units left), so a thread that still
+// believes in an old phase cannot take anything.
+#ifndef MINI_VLLM_TEAM_H
+#define MINI_VLLM_TEAM_H
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "kernel_table.h"
+
+namespace mv {
+
+// A list of ops to run on one step. scratch(thread) is memory for one thread.
+struct Job {
+  const KernelTable *table;
+  const mv_op *ops;
+  int32_t num_ops;
+  const StepView *step;
+  char *scratch;
+  int64_t scratch_stride;
+};
+
+class Team {
+ public:
+  explicit Team(int threads);
+  ~Team();
+  Team(const Team &) = delete;
+  Team &operator=(const Team &) = delete;
+
+  int threads() const { return int(ranges_.size()); }
+  // Runs the job on the calling thread and the others; returns when all of it is done.
+  void run(const Job &job);
+
+ private:
+  struct alignas(64) Range {
+    std::atomic<uint64_t> claim{0};  // phase << 32 | units left
+    int64_t end = 0;                 // unit after the last; valid while the phase lasts
+  };
+
+  void serve(int thread);
+  void work(uint32_t phase, int thread);
+  int64_t claim_and_run(uint32_t phase, Range &range, int thread);
+  void advance();
+  void announce(uint32_t phase);
+  uint32_t wait_beyond(uint32_t phase, int spins);
+
+  std::vector<Range> ranges_;
+  alignas(64) std::atomic<uint32_t> phase_{0};
+  std::atomic<uint32_t> sleepers_{0};
+  alignas(64) std::atomic<int64_t> units_left_{0};
+  alignas(64) std::atomic<int64_t> chunk_{1};
+  std::atomic<bool> active_{false}, stopping_{false};
+  Job job_{};
+  int32_t op_ = -1;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace mv
+
+struct mv_team {
+  explicit mv_team(int threads) : team(threads) {}
+  mv::Team team;
+};
+
+#endif

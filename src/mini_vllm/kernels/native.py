@@ -1,0 +1,79 @@
+"""Device "native": our C++ library on the CPU. Needs NumPy and libmini_vllm.so only.
+
+Weights stay in float32, float16 or bfloat16 and are widened where they are multiplied; activations are float32. Every
+result has the same bits whatever the batch, the chunking and the threads.
+"""
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from mini_vllm.errors import ConfigError
+from mini_vllm.kernels.native_abi import bind_library
+from mini_vllm.kernels.native_memory import NativeStore, PackedMatrix, RopeTables, to_float32
+from mini_vllm.kernels.native_program import NativeProgram, Team
+from mini_vllm.kernels.native_threads import default_threads
+from mini_vllm.kernels.table import KVShape, Model
+from mini_vllm.kernels.tensors import HostTensor
+
+
+class NativeDevice:
+    """See `kernels.table.Device`. `isa`: "avx512", "avx2" or "portable"; default $MINI_VLLM_ISA, else the best."""
+
+    name = "native"
+    weight_formats = frozenset({"f32", "f16", "bf16"})
+    store_dtypes = frozenset({"f32", "f16", "bf16"})
+
+    def __init__(self, *, threads: int | None = None, isa: str | None = None) -> None:
+        self._library = bind_library()
+        names = self._library.mv_isa_names().decode().split()
+        self.isa = isa or os.environ.get("MINI_VLLM_ISA") or names[0]
+        if self.isa not in names:
+            raise ConfigError(f"instruction set {self.isa!r} cannot run here; choose one of {', '.join(names)}")
+        self._team = Team(self._library, default_threads() if threads is None else threads)
+
+    def linear(self, parts: Sequence[HostTensor], bias: Sequence[HostTensor | None] | None = None) -> PackedMatrix:
+        """See `Device.linear`. Parts of different formats become float32."""
+        fused = None
+        if bias is not None and any(part is not None for part in bias):
+            pieces = [
+                np.zeros(part.shape[0], np.float32) if own is None else to_float32(own)
+                for part, own in zip(parts, bias, strict=True)
+            ]
+            fused = np.concatenate(pieces)
+        return PackedMatrix(self._library, parts, fused)
+
+    def embedding(self, table: HostTensor) -> PackedMatrix:
+        """See `Device.embedding`: one packed copy serves look-ups and the tied head."""
+        return PackedMatrix(self._library, [table], None)
+
+    def vector(self, tensor: HostTensor, offset: float = 0.0) -> npt.NDArray[np.float32]:
+        """See `Device.vector`."""
+        return np.ascontiguousarray(to_float32(tensor) + np.float32(offset))
+
+    def rope(self, cos: npt.NDArray[np.float32], sin: npt.NDArray[np.float32]) -> RopeTables:
+        """See `Device.rope`."""
+        return RopeTables(np.ascontiguousarray(cos, np.float32), np.ascontiguousarray(sin, np.float32))
+
+    def kv_store(self, shape: KVShape) -> NativeStore:
+        """See `Device.kv_store`. Memory is taken from the system as blocks are written."""
+        return NativeStore(self._library, shape)
+
+    def compile(
+        self, model: Model, store: NativeStore, *, max_tokens: int, max_rows: int, max_logit_rows: int
+    ) -> NativeProgram:
+        """See `Device.compile`."""
+        limits = (max_tokens, max_rows, max_logit_rows)
+        return NativeProgram(self._library, self._team, self.isa, model, store, limits)
+
+    def describe(self) -> dict[str, str]:
+        """See `Device.describe`."""
+        return {
+            "op_table": "native",
+            "instruction_set": self.isa,
+            "threads": str(self._team.threads),
+            "weights": " ".join(sorted(self.weight_formats)),
+            "compute": "float32",
+        }

@@ -1,0 +1,211 @@
+"""A model as a flat program: recorded once, replayed by the native library with one call per step."""
+
+import ctypes
+import weakref
+
+import numpy as np
+import numpy.typing as npt
+
+from mini_vllm.errors import ConfigError
+from mini_vllm.kernels.inputs import Int32Array, StepInputs
+from mini_vllm.kernels.native_abi import STATUS_TEXT, Limits, Op, OpKind, RowKind, Step
+from mini_vllm.kernels.native_memory import Memory, NativeStore
+from mini_vllm.kernels.native_record import (
+    Activation,
+    Instruction,
+    RecordingOps,
+    assign_buffers,
+    fuse_residuals,
+    step_context,
+)
+from mini_vllm.kernels.table import Model
+
+_NO_LIMIT = 2**31 - 1
+
+
+class Team:
+    """The compute threads of a device, shared by its programs. Ends with this object."""
+
+    def __init__(self, library: ctypes.CDLL, threads: int) -> None:
+        self.threads = threads
+        self.handle: int = library.mv_team_create(threads)
+        weakref.finalize(self, library.mv_team_destroy, self.handle).atexit = False
+
+
+class NativeProgram:
+    """A model bound to weights, a KV store and a team. See `kernels.table.Program`.
+
+    Memory: activations for max_tokens rows, logits for max_logit_rows. Raises ValueError for a step that does not fit
+    the program or points outside the KV store.
+    """
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        team: Team,
+        isa: str,
+        model: Model,
+        store: NativeStore,
+        limits: tuple[int, int, int],
+    ) -> None:
+        max_tokens, max_seqs, self._max_logit_rows = limits
+        self._library = library
+        recording = RecordingOps()
+        hidden = model.hidden(recording, step_context())
+        head = RecordingOps(first_index=hidden.index + 1)
+        logits = model.logits(head, hidden)
+        hidden_ops = fuse_residuals(recording.instructions)
+        assert hidden_ops[-1].out == hidden, "a model's hidden states come from its last op"
+        _check_specs(hidden_ops, store)
+        self._hidden = _output(library, max_tokens, hidden)
+        self._logits = _output(library, self._max_logit_rows, logits)
+        outputs = {hidden.index: self._hidden.address, logits.index: self._logits.address}
+        self._keep = (team, store, recording, head)  # what the library's ops point to
+        code = [
+            _assemble(library, part, outputs, {RowKind.TOKENS: rows, RowKind.OUTPUT: rows})
+            for part, rows in ((hidden_ops, max_tokens), (head.instructions, self._max_logit_rows))
+        ]
+        self._buffers = [memory for _, buffers in code for memory in buffers]
+        bounds = Limits(max_tokens, max_seqs, self._max_logit_rows, *_id_bounds(hidden_ops))
+        self._handle: int = library.mv_program_create(
+            team.handle,
+            isa.encode(),
+            ctypes.byref(store.struct),
+            ctypes.byref(bounds),
+            code[0][0],
+            len(code[0][0]),
+            code[1][0],
+            len(code[1][0]),
+        )
+        if not self._handle:
+            raise ConfigError(f"cannot make a program for {max_tokens} tokens on {isa}: out of memory")
+        weakref.finalize(self, library.mv_program_destroy, self._handle).atexit = False
+        self._hidden_rows = self._hidden.floats(max_tokens, hidden.width, hidden.width)
+        self._logit_rows = self._logits.floats(self._max_logit_rows, logits.width, logits.width)
+        self._rows = 0  # hidden rows of the last run
+        self._logits_ready = False  # the last run computed all of their logits
+
+    @property
+    def max_logit_rows(self) -> int:
+        """See `Program.max_logit_rows`."""
+        return self._max_logit_rows
+
+    def run(self, inputs: StepInputs) -> npt.NDArray[np.float32]:
+        """See `Program.run`. Logits are computed in the same call when they fit max_logit_rows."""
+        arrays = [_int32(array) for array in _arrays(inputs)]
+        step = Step(
+            arrays[0].shape[0],
+            arrays[4].shape[0],
+            arrays[6].shape[0],
+            inputs.block_tables.shape[1],
+            *(array.ctypes.data for array in arrays),
+        )
+        self._check(self._library.mv_program_run(self._handle, ctypes.byref(step)))
+        self._rows = step.num_logit_rows
+        self._logits_ready = self._rows <= self._max_logit_rows
+        return self._hidden_rows[: self._rows]
+
+    def logits(self, start: int, stop: int) -> npt.NDArray[np.float32]:
+        """See `Program.logits`."""
+        if not 0 <= start <= stop <= self._rows:
+            raise ValueError(f"logits of rows {start} to {stop}, but the last step has {self._rows}")
+        if self._logits_ready:
+            return self._logit_rows[start:stop]
+        self._check(self._library.mv_program_logits(self._handle, start, stop - start))
+        return self._logit_rows[: stop - start]
+
+    def _check(self, status: int) -> None:
+        if status:
+            raise ValueError(f"the step cannot run: {STATUS_TEXT[status]}")
+
+
+def _arrays(inputs: StepInputs) -> tuple[Int32Array, ...]:
+    """In the order of struct mv_step."""
+    return (
+        inputs.token_ids,
+        inputs.positions,
+        inputs.slots,
+        inputs.query_starts,
+        inputs.seq_lens,
+        inputs.block_tables,
+        inputs.logit_rows,
+    )
+
+
+def _int32(array: Int32Array) -> Int32Array:
+    return np.ascontiguousarray(array, dtype=np.int32)
+
+
+def _output(library: ctypes.CDLL, rows: int, activation: Activation) -> Memory:
+    return Memory(library, 4 * rows * activation.width)
+
+
+def _check_specs(instructions: list[Instruction], store: NativeStore) -> None:
+    shape = store.shape
+    for spec in (i.spec for i in instructions if i.spec is not None):
+        assert (spec.num_kv_heads, spec.head_dim) == (shape.num_kv_heads, shape.head_dim), f"{spec} in a {shape}"
+        assert 0 <= spec.layer < shape.num_layers and spec.num_heads % spec.num_kv_heads == 0, f"{spec} in a {shape}"
+        assert spec.head_dim <= 1024, f"head_dim is {spec.head_dim}; the native library holds 1024"
+
+
+def _id_bounds(instructions: list[Instruction]) -> tuple[int, int]:
+    """Token ids and positions must stay below these."""
+    vocabulary, positions = [_NO_LIMIT], [_NO_LIMIT]
+    for i in instructions:
+        if i.kind == OpKind.EMBED and i.weight is not None:
+            vocabulary.append(i.weight.num_rows)
+        if i.kind == OpKind.EMBED_POSITIONS and i.weight is not None:
+            positions.append(i.weight.num_rows)
+        if i.kind == OpKind.ROPE_STORE and i.vectors:
+            positions.append(i.vectors[0].shape[0])
+    return min(vocabulary), min(positions)
+
+
+def _assemble(
+    library: ctypes.CDLL, instructions: list[Instruction], outputs: dict[int, int], max_rows: dict[RowKind, int]
+) -> tuple[ctypes.Array[Op], list[Memory]]:
+    """Instructions as structs with the addresses of freshly made buffers. `outputs`: addresses of activations that
+    outlive the part, rows as wide as they are."""
+    plan = assign_buffers(instructions, frozenset(outputs))
+    buffers = [
+        Memory(library, 4 * stride * max_rows[rows]) for stride, rows in zip(plan.strides, plan.rows, strict=True)
+    ]
+
+    def place(activation: Activation | None) -> tuple[int | None, int]:
+        """Address and row stride."""
+        if activation is None:
+            return None, 0
+        if activation.index in outputs:
+            return outputs[activation.index], activation.width
+        buffer = plan.buffer_of[activation.index]
+        return buffers[buffer].address, plan.strides[buffer]
+
+    ops = (Op * len(instructions))()
+    for op, instruction in zip(ops, instructions, strict=True):
+        op.x, op.x_stride = place(instruction.x)
+        op.y, op.y_stride = place(instruction.y)
+        op.out, op.out_stride = place(instruction.out)
+        _fill(op, instruction)
+    return ops, buffers
+
+
+def _fill(op: Op, instruction: Instruction) -> None:
+    op.kind, op.row_kind, op.width = instruction.kind, instruction.out.rows, instruction.out.width
+    op.eps, op.scale, op.softcap = instruction.eps, instruction.scale, instruction.softcap
+    op.rope_dims = instruction.rope_dims
+    if instruction.weight is not None:
+        op.weight = instruction.weight.address
+    if instruction.vectors:
+        op.vector0 = instruction.vectors[0].ctypes.data
+        op.vector1 = instruction.vectors[-1].ctypes.data
+    spec = instruction.spec
+    if spec is not None:
+        op.layer, op.num_heads, op.num_kv_heads, op.head_dim = (
+            spec.layer,
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+        )
+        op.window = spec.window
+        if instruction.kind == OpKind.ATTEND:
+            op.scale, op.softcap = spec.scale, spec.softcap
