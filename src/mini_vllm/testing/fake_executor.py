@@ -61,6 +61,11 @@ class FakeExecutor:
         outputs = [self._output(chunk, digests) for chunk, digests in zip(plan.chunks, written, strict=True)]
         return StepResult(step_id=plan.step_id, outputs=tuple(output for output in outputs if output is not None))
 
+    def reset(self) -> None:
+        """Forget every sequence and the cache's contents, as after construction."""
+        self.rows.clear()
+        self._slots.clear()
+
     def continuation(self, request: Request, *, max_seq_len: int = 1 << 30) -> list[int]:
         """The output tokens of a request when it runs alone."""
         admission = Admission(-1, (), request.params, request.eos_token_ids, request.stop_token_ids, 0)
