@@ -1,4 +1,4 @@
-"""Through the whole engine, whatever the pool, the budget and the neighbours: each output is the one of a request alone.
+"""Through the whole engine, whatever the pool, the budget and the neighbours: each output is that of a request alone.
 
 The fake executor's tokens depend on the contents of its cache, so a wrong block or position changes them.
 """
@@ -43,7 +43,7 @@ def test_every_setting_gives_the_outputs_of_requests_alone(setting):
     source = random.Random(5)
     engine = fake_engine(**SETTINGS[setting])
     shared = [source.randrange(200) for _ in range(70)]
-    prompts = [shared[: source.choice([1, 15, 16, 17, 32, 64])] + [i, 9] for i in range(30)]
+    prompts = [[*shared[: source.choice([1, 15, 16, 17, 32, 64])], i, 9] for i in range(30)]
     params = [SamplingParams(max_tokens=source.randrange(1, 120), n=1 + i % 2, logprobs=1) for i in range(30)]
     outputs = LLM.from_engine(engine).generate(prompts, params)
     for prompt, each, output in zip(prompts, params, outputs):

@@ -6,6 +6,7 @@ Must not know about HTTP.
 import asyncio
 import contextlib
 import itertools
+import os
 import weakref
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -31,8 +32,8 @@ class AsyncLLM:
     may be called from elsewhere.
     """
 
-    def __init__(self, model: str = "smollm2-135m", **options: Any) -> None:
-        self._prepare(EngineConfig.from_options(model=model, **options))
+    def __init__(self, model: str | os.PathLike[str] = "smollm2-135m", **options: Any) -> None:
+        self._prepare(EngineConfig.from_options(model=os.fspath(model), **options))
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> "AsyncLLM":

@@ -3,20 +3,24 @@
 Must not know about asyncio or HTTP.
 """
 
+import os
 import sys
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mini_vllm.config import EngineConfig
 from mini_vllm.engine.assembly import Engine, load_engine
-from mini_vllm.engine.choice import ChoiceText
+from mini_vllm.engine.choice import ChoiceText, Vocabulary
 from mini_vllm.engine.frontend import PreparedRequest, Prompt
 from mini_vllm.engine.outputs import OutputCollector
 from mini_vllm.errors import EngineBusyError, EngineDeadError, EngineStepError, InvalidParameterError, UserError
 from mini_vllm.types import EngineStats, Request, RequestOutput, SamplingParams, TokenDelta, TokenLogprobs
+
+if TYPE_CHECKING:
+    from mini_vllm.models import ModelInfo
 
 Message = Mapping[str, Any]
 
@@ -29,8 +33,8 @@ class LLM:
     memory.
     """
 
-    def __init__(self, model: str = "smollm2-135m", **options: Any) -> None:
-        self._open(load_engine(EngineConfig.from_options(model=model, **options)))
+    def __init__(self, model: str | os.PathLike[str] = "smollm2-135m", **options: Any) -> None:
+        self._open(load_engine(EngineConfig.from_options(model=os.fspath(model), **options)))
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> "LLM":
@@ -99,6 +103,17 @@ class LLM:
         """
         params = SamplingParams(max_tokens=0, prompt_logprobs=top)
         return [output.prompt_logprobs or [None] for output in self.generate(prompts, params, use_tqdm=use_tqdm)]
+
+    @property
+    def tokenizer(self) -> Vocabulary:
+        """The model's tokenizer."""
+        return self.engine.frontend.tokenizer
+
+    @property
+    def model_info(self) -> "ModelInfo":
+        """Architecture and sizes."""
+        assert self.engine.info is not None, "this engine was joined without a model"
+        return self.engine.info
 
     def default_sampling_params(self) -> SamplingParams:
         """What `generate` uses when no parameters are given: the model's generation config over our defaults."""
