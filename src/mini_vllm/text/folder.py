@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_ADDS = ("add_bos_token", "add_eos_token")
 _EXTRA = ("additional_special_tokens", "extra_special_tokens")
 
 
@@ -34,6 +35,8 @@ def parts_from_folder(folder: Path) -> TokenizerParts:
     config = _settings(folder)
     if (folder / "tokenizer.json").is_file():
         backend = _read_backend(folder / "tokenizer.json")
+        for setting in _ADDS:  # the file has its own post-processor, which is what was trained with
+            config.pop(setting, None)
     elif (folder / "tokenizer.model").is_file():
         model = read_sentencepiece_model(folder / "tokenizer.model")
         backend = build_sentencepiece(model, prefix=_prefix_rule(model, config))
@@ -50,9 +53,10 @@ def parts_from_folder(folder: Path) -> TokenizerParts:
     named = {name: text for name in _NAMES if (text := _content(config.get(name))) is not None}
     bos, eos = _id(backend, named.get("bos_token")), _id(backend, named.get("eos_token"))
     prefix, suffix = _affixes(backend)
-    if "add_bos_token" in config or "add_eos_token" in config:  # an explicit setting replaces the file's own rule
-        prefix = (bos,) if config.get("add_bos_token") and bos is not None else ()
-        suffix = (eos,) if config.get("add_eos_token") and eos is not None else ()
+    if config.get("add_bos_token") and bos is not None:
+        prefix = (bos,)
+    if config.get("add_eos_token") and eos is not None:
+        suffix = (eos,)
     return TokenizerParts(
         backend=backend,
         byte_level=byte_level,
