@@ -246,6 +246,7 @@ def test_a_closed_llm_says_so():
     with LLM.from_engine(engine) as llm:
         llm.generate("a")
     llm.close()
-    assert closed == [1]
+    assert closed == [1] and llm.stats().finished_length == 1
+    assert not hasattr(engine.core, "executor"), "the model is still held"
     with pytest.raises(EngineDeadError, match="closed"):
         llm.generate("a")

@@ -51,7 +51,8 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Free what the model holds."""
+        """Free what the model holds. Idempotent."""
+        self.core.close()
         self.on_close()
 
 

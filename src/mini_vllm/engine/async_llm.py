@@ -67,11 +67,14 @@ class AsyncLLM:
             if self._engine is None:
                 self._open(await asyncio.to_thread(load_engine, self.config))
 
-    def shutdown(self) -> None:
-        """Stop after the step in flight; unfinished streams raise `EngineDeadError`. Idempotent."""
-        if self._client is not None:
-            self._client.shutdown()
-        if self._engine is not None:
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Stop after the step in flight; unfinished streams raise `EngineDeadError`. Idempotent.
+
+        Waits `timeout` seconds at most for that step (None: as long as it takes); one that hangs keeps the model.
+        """
+        if self._client is None or self._engine is None:
+            return
+        if self._client.shutdown(timeout):
             self._engine.close()
 
     async def __aenter__(self) -> "AsyncLLM":

@@ -94,9 +94,12 @@ class ThreadClient:
         """Whether a request submitted now would be answered."""
         return self._loop.is_alive
 
-    def shutdown(self, timeout: float | None = None) -> None:
-        """Stop after the step in flight; unfinished streams raise `EngineDeadError`. Blocks until the thread ends."""
-        self._loop.stop(timeout)
+    def shutdown(self, timeout: float | None = None) -> bool:
+        """Stop after the step in flight; unfinished streams raise `EngineDeadError`.
+
+        Blocks until the thread ends, `timeout` seconds at most; whether it has ended.
+        """
+        return self._loop.stop(timeout)
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Drop what may still arrive for these requests."""

@@ -66,6 +66,7 @@ class EngineCore:
         self._make_scheduler = make_scheduler
         self._live: dict[str, None] = {}  # ids in flight, in order of arrival
         self._past = EngineStats()  # counters of schedulers that were dropped
+        self._final: EngineStats | None = None  # once closed
 
     def step(self) -> list[TokenDelta]:
         """One step of every running sequence; whatever fails is raised."""
@@ -118,8 +119,17 @@ class EngineCore:
         self.death.__cause__ = cause
         raise self.death
 
+    def close(self) -> None:
+        """Let go of the executor and all it holds. Every later call raises `EngineDeadError`. Idempotent."""
+        if self._final is None:
+            self._final = self.stats()
+            self.death = self.death or EngineDeadError("the engine was closed; make a new one")
+            del self.executor, self.scheduler
+
     def stats(self) -> EngineStats:
-        """State now, counters since construction."""
+        """State now, counters since construction; once closed, as they were then."""
+        if self._final is not None:
+            return self._final
         return _sum(self._past, self.scheduler.stats())
 
     def _check_alive(self) -> None:

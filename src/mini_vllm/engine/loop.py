@@ -79,12 +79,13 @@ class EngineLoop:
         """Whether a request submitted now would be answered."""
         return self._death is None and not self._stopping and self._thread.is_alive()
 
-    def stop(self, timeout: float | None = None) -> None:
-        """End the thread after the step in flight; what is still running gets `EngineDeadError`."""
+    def stop(self, timeout: float | None = None) -> bool:
+        """End the thread after the step in flight; what is still running gets `EngineDeadError`. Whether it ended."""
         self._stopping = True
         self._commands.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout)
+        return not self._thread.is_alive()
 
     def _main(self) -> None:
         try:
