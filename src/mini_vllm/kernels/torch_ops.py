@@ -45,6 +45,16 @@ class TorchKVStore:
     keys: tuple[torch.Tensor, ...]
     values: tuple[torch.Tensor, ...]
 
+    @classmethod
+    def empty(cls, shape: KVShape, device: torch.device) -> "TorchKVStore":
+        """Uninitialised."""
+        size = (shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
+        keys, values = (
+            tuple(torch.empty(size, dtype=DTYPES[shape.dtype], device=device) for _ in range(shape.num_layers))
+            for _ in ("K", "V")
+        )
+        return cls(shape, keys, values)
+
     def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store rows key, value [T, num_kv_heads, head_dim] at flat slots [T], rounded to the store's format."""
         for pool, rows in ((self.keys[layer], key), (self.values[layer], value)):
@@ -88,12 +98,18 @@ class StepTensors:
 
 
 def attend_sequence(
-    q: torch.Tensor, key: torch.Tensor, value: torch.Tensor, positions: torch.Tensor, spec: AttentionSpec
+    q: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    positions: torch.Tensor,
+    spec: AttentionSpec,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """softmax(scale q k^T) v over one sequence, causal, within the window. All float32.
 
     q [n, num_heads, D] at absolute positions [n]; key and value [m, num_kv_heads, D] at 0 … m - 1. Query head h uses
-    K/V head h // (num_heads / num_kv_heads). Returns [n, num_heads, D].
+    K/V head h // (num_heads / num_kv_heads). `sinks` [num_heads] are scores of a key with value 0 that every row sees.
+    Returns [n, num_heads, D].
     """
     group = spec.num_heads // spec.num_kv_heads
     key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)  # [m, heads, D]
@@ -104,8 +120,23 @@ def attend_sequence(
     visible = k_pos <= q_pos
     if spec.window:
         visible &= k_pos > q_pos - spec.window
-    weights = scores.masked_fill(~visible, -math.inf).softmax(dim=-1)
+    scores = scores.masked_fill(~visible, -math.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.float()[:, None, None].expand(-1, q.shape[0], 1)), dim=-1)
+    weights = scores.softmax(dim=-1)[..., : key.shape[0]]
     return torch.einsum("hnm,mhd->nhd", weights, value)
+
+
+def attend_step(
+    q: torch.Tensor, store: TorchKVStore, step: StepTensors, spec: AttentionSpec, sinks: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`attend_sequence` for each sequence of a step, over its blocks. q and result: [T, num_heads, D], float32."""
+    out = torch.empty_like(q)
+    for r, length in enumerate(step.seq_lens):
+        rows = slice(step.query_starts[r], step.query_starts[r + 1])
+        key, value = store.read(spec.layer, step.block_tables[r], length)
+        out[rows] = attend_sequence(q[rows], key, value, step.positions[rows], spec, sinks)
+    return out
 
 
 class TorchOps:
@@ -166,13 +197,7 @@ class TorchOps:
 
     def attend(self, q: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
         """See `OpTable.attend`."""
-        step, heads = self._step, q.view(-1, spec.num_heads, spec.head_dim)
-        out = torch.empty_like(heads)
-        for r, length in enumerate(step.seq_lens):
-            rows = slice(step.query_starts[r], step.query_starts[r + 1])
-            key, value = self._store.read(spec.layer, step.block_tables[r], length)
-            out[rows] = attend_sequence(heads[rows], key, value, step.positions[rows], spec)
-        return out.flatten(1)
+        return attend_step(q.view(-1, spec.num_heads, spec.head_dim), self._store, self._step, spec).flatten(1)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """See `OpTable.silu_mul`."""
@@ -258,7 +283,7 @@ class TorchDevice:
     weight_formats = frozenset(DTYPES)
     store_dtypes = frozenset(DTYPES)
 
-    def __init__(self, *, threads: int | None = None, device: str = "cpu") -> None:
+    def __init__(self, device: str = "cpu", *, threads: int | None = None) -> None:
         kind = device.split(":")[0]
         if kind not in ("cpu", "cuda", "mps"):
             raise ConfigError(f"device is {device!r}; the torch op table runs on cpu, cuda or mps", param="device")
@@ -300,12 +325,7 @@ class TorchDevice:
 
     def kv_store(self, shape: KVShape) -> TorchKVStore:
         """See `Device.kv_store`."""
-        size = (shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
-        keys, values = (
-            tuple(torch.empty(size, dtype=DTYPES[shape.dtype], device=self.device) for _ in range(shape.num_layers))
-            for _ in ("K", "V")
-        )
-        return TorchKVStore(shape, keys, values)
+        return TorchKVStore.empty(shape, self.device)
 
     def compile(
         self, model: Model, store: TorchKVStore, *, max_tokens: int, max_rows: int, max_logit_rows: int
