@@ -17,10 +17,10 @@ from parity.families import (
     randomise,
 )
 
-from mini_vllm.kernels.torch_ops import TorchDevice
+from mini_vllm.kernels.registry import get_device
 from mini_vllm.models import load_model, native_architectures
 
-DEVICES = ["torch"]
+DEVICES = ["torch", "native"]
 CHUNKS = [1, 7, 16, 17, None]
 
 
@@ -31,7 +31,7 @@ def _one_thread():
 
 
 def _driver(model, device_name: str, *, max_model_len: int = MAX_LEN) -> Driver:
-    device = TorchDevice(threads=1)
+    device = get_device(device_name, threads=1)
     loaded = load_model(MemoryCheckpoint(model), device, max_model_len=max_model_len)
     return Driver.compile(device, loaded)
 
