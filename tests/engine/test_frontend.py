@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from engine.parts import make_engine
 
-from mini_vllm.engine.frontend import noise_key
 from mini_vllm.errors import ChatTemplateError, ContextLengthError, InvalidParameterError
 from mini_vllm.testing import ByteTokenizer
 from mini_vllm.types import SamplingParams
@@ -99,11 +98,6 @@ def test_smp_08_equal_seed_and_prompt_draw_equal_noise_and_other_prompts_do_not(
     assert key("Pick a digit:") == key("Pick a digit:")
     assert len({key("Pick a digit:"), key("Pick a digit: "), key("Pick a digit:", 43), key("Pick a digit:", -1)}) == 4
     assert key("same", None) != key("same", None)
-
-
-def test_the_noise_key_is_64_bits_and_never_changes_between_versions():
-    assert noise_key(42, 0, [1, 2, 3]) == 13013547751185624982
-    assert 0 <= noise_key(2**64 - 1, 127, [2**31 - 1]) < 2**64
 
 
 def test_stp_06_eos_is_left_out_under_ignore_eos_and_the_users_stops_are_not(frontend):

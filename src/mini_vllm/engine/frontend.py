@@ -4,7 +4,6 @@
 deltas of one choice into text deltas. Pure: it must not know about threads, asyncio or how requests are scheduled.
 """
 
-import hashlib
 import itertools
 import operator
 import secrets
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 
 from mini_vllm.engine.choice import ChoiceText, Vocabulary
 from mini_vllm.errors import ChatTemplateError, ContextLengthError, InvalidParameterError
+from mini_vllm.sampling import derive_noise_key
 from mini_vllm.types import Request, SamplingParams
 
 Prompt = str | Sequence[int] | Mapping[str, Any]  # text, token ids, {"prompt": text} or {"prompt_token_ids": ids}
@@ -94,7 +94,7 @@ class Frontend:
                 max_tokens=max_tokens,
                 eos_token_ids=() if params.ignore_eos else self.limits.eos_token_ids,
                 stop_token_ids=tuple(dict.fromkeys((*params.stop_token_ids, *stop_texts))),
-                noise_key=noise_key(seed, choice, prompt_ids),
+                noise_key=derive_noise_key(seed, choice, prompt_ids),
                 priority=priority,
                 arrival=self._clock(),
                 cache_salt=cache_salt,
@@ -192,12 +192,3 @@ def plain_prompt(prompt: Prompt) -> str | Sequence[int]:
         f"prompt is {prompt!r}; write a string, a list of token ids, {{'prompt': text}} or {{'prompt_token_ids': ids}}",
         param="prompt",
     )
-
-
-def noise_key(seed: int, choice_index: int, prompt_token_ids: Sequence[int]) -> int:
-    """64 bits from (seed, choice, prompt): equal requests draw equal noise, different prompts of one seed do not."""
-    digest = hashlib.blake2b(digest_size=8)
-    digest.update((seed % 2**64).to_bytes(8, "little"))
-    digest.update(choice_index.to_bytes(4, "little"))
-    digest.update(b"".join(token_id.to_bytes(4, "little") for token_id in prompt_token_ids))
-    return int.from_bytes(digest.digest(), "little")
