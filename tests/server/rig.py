@@ -32,7 +32,7 @@ TEMPLATE = (
 
 
 class Parrot:
-    """An executor that says what it is told. `delay` is a step's time, `fail_at` the step that raises."""
+    """An executor that says what it is told. `delay` is a step's time; the step in which `fail_in` reaches 0 raises."""
 
     def __init__(self, tokenizer: ByteTokenizer, *, delay: float = 0.0) -> None:
         self.tokenizer = tokenizer
@@ -111,11 +111,6 @@ class Rig:
         self.app = app
         self.http = httpx.Client(base_url=url, timeout=30)
 
-    @property
-    def port(self) -> int:
-        """Where it listens."""
-        return httpx.URL(self.url).port or 0
-
     def complete(self, prompt: Any = "say:hello", **fields: Any) -> dict[str, Any]:
         """The answer of /v1/completions; fails unless it is a 200."""
         return answer(self.http.post("/v1/completions", json={"prompt": prompt, **fields}))
@@ -135,14 +130,14 @@ class Rig:
         """GET /stats."""
         return answer(self.http.get("/stats"))
 
-    def wait_until(self, what: str, *, within: float = 5.0, **wanted: float) -> dict[str, Any]:
+    def wait_until(self, *, within: float = 5.0, **wanted: float) -> dict[str, Any]:
         """The stats, as soon as they show the wanted values."""
         deadline = time.monotonic() + within
         while True:
             stats = self.stats()
             if all(stats[name] == value for name, value in wanted.items()):
                 return stats
-            assert time.monotonic() < deadline, f"{what}: wanted {wanted}, got {stats}"
+            assert time.monotonic() < deadline, f"wanted {wanted}, got {stats}"
             time.sleep(0.01)
 
 
@@ -192,7 +187,11 @@ def serving(
     llm = AsyncLLM.from_engine(engine)
     app = create_app(llm, server, model_names=(MODEL, "folder/parrot"))
     with _listening(app) as url:
-        yield Rig(url, executor, llm, app)
+        rig = Rig(url, executor, llm, app)
+        try:
+            yield rig
+        finally:
+            rig.http.close()
 
 
 @contextmanager

@@ -54,8 +54,9 @@ class LogprobAligner:
                 ready.append(Entry(delta.logprobs[-1].token_id, "", self._num_emitted, delta.logprobs[-1]))
             return ready
         count = 0
-        while count < len(self._held) and _end(self._held[count]) <= self._num_emitted:
-            count += 1
+        for number, entry in enumerate(self._held, 1):
+            if entry.text and _end(entry) <= self._num_emitted:
+                count = number  # those without text before it hold the first bytes of its character
         ready, self._held = self._held[:count], self._held[count:]
         return ready
 

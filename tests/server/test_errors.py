@@ -1,0 +1,196 @@
+"""Whatever is sent, the answer is JSON in OpenAI's shape with a status that says whose fault it is."""
+
+import gzip
+import http.client
+import json
+import socket
+import time
+
+import httpx
+import pytest
+from server.rig import MODEL, Rig, error, serving
+
+from mini_vllm.config import ServerConfig
+
+JUNK = {
+    "open brace": b"{",
+    "empty": b"",
+    "null": b"null",
+    "array": b"[]",
+    "string": b'"x"',
+    "number": b"1",
+    "invalid UTF-8": b'{"prompt": "\xff\xfe"}',
+    "not UTF-8 at all": "{}".encode("utf-16"),
+    "nested arrays": b"[" * 100_000,
+    "nested in an unknown field": b'{"x":' + b"[" * 100_000,
+    "nested in a known field": b'{"prompt":' + b"[" * 100_000,
+    "nested closed": b'{"prompt": "a", "metadata":' + b'{"a":' * 50_000 + b"1" + b"}" * 50_001,
+    "NaN": b'{"prompt": "a", "temperature": NaN}',
+    "Infinity": b'{"prompt": "a", "temperature": Infinity}',
+    "minus Infinity": b'{"prompt": "a", "temperature": -Infinity}',
+    "overflow": b'{"prompt": "a", "temperature": 1e999}',
+    "long integer": b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}",
+    "duplicate keys, last wrong": b'{"prompt": "a", "n": 1, "n": "x"}',
+    "lone surrogate": b'{"prompt": "\\ud800"}',
+    "trailing text": b'{"prompt": "a"} x',
+    "two objects": b"{}{}",
+    "control character": b'{"prompt": "a\nb"}',
+    "comment": b'{"prompt": "a" /* b */}',
+    "single quotes": b"{'prompt': 'a'}",
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("name", JUNK)
+def test_srv_01_junk_is_a_400(rig: Rig, path: str, name: str) -> None:
+    body = JUNK[name].replace(b'"prompt": "a"', b'"messages": [{"role": "user", "content": "a"}]')
+    headers = {"content-type": "application/json"}
+    response = rig.http.post(path, content=JUNK[name] if path[4:] == "completions" else body, headers=headers)
+    assert response.status_code == 400
+    assert error(response)["type"] == "invalid_request_error"
+    assert response.headers["x-request-id"].startswith("req_")
+
+
+def test_srv_01_bodies_that_are_not_json_by_their_own_word_are_a_415(rig: Rig) -> None:
+    body = json.dumps({"prompt": "say:x"}).encode()
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "x"):
+        response = rig.http.post("/v1/completions", content=body, headers={"content-type": kind})
+        assert (response.status_code, error(response)["code"]) == (415, "unsupported_media_type")
+    packed = {"content-type": "application/json", "content-encoding": "gzip"}
+    response = rig.http.post("/v1/completions", content=gzip.compress(body), headers=packed)
+    assert (response.status_code, error(response)["code"]) == (415, "unsupported_media_type")
+    for kind in ("application/json", "application/json; charset=utf-8", "Application/JSON", "application/x+json"):
+        assert rig.http.post("/v1/completions", content=body, headers={"content-type": kind}).status_code == 200
+    request = rig.http.build_request("POST", "/v1/completions", content=body)
+    del request.headers["content-length"]
+    assert rig.http.post("/v1/completions", content=body).status_code == 200  # no type at all
+
+
+def test_srv_01_wrong_methods_and_urls_have_the_same_shape(rig: Rig) -> None:
+    for method, path in (("GET", "/v1/completions"), ("PUT", "/v1/chat/completions"), ("POST", "/health")):
+        response = rig.http.request(method, path)
+        assert (response.status_code, error(response)["code"]) == (405, "method_not_allowed")
+        assert response.headers["allow"] in ("GET", "POST")
+    for path in ("/v1/nothing", "/v1/completions/", "//v1/models", "/static/../app.py", "/v1", "/index.html"):
+        response = rig.http.get(path)
+        assert (response.status_code, error(response)["code"]) == (404, "not_found")
+
+
+def test_duplicate_keys_the_last_counts(rig: Rig) -> None:
+    body = b'{"prompt": "say:a", "prompt": "say:b"}'
+    assert rig.http.post("/v1/completions", content=body).json()["choices"][0]["text"] == "b"
+
+
+def test_sec_07_model_names_are_compared_and_never_opened(rig: Rig) -> None:
+    names = [
+        "../../etc/passwd",
+        "..\\..\\x",
+        "/etc/passwd",
+        "%2e%2e/",
+        "C:\\x",
+        "a\0b",
+        "x" * 10_000,
+        "",
+        ".",
+        "parrot/",
+    ]
+    for name in names:
+        response = rig.http.post("/v1/completions", json={"model": name, "prompt": "say:x"})
+        assert (response.status_code, error(response)["code"]) == (404, "model_not_found")
+        assert len(error(response)["message"]) < 300
+    for path in ("..%2f..%2fetc%2fpasswd", "%2e%2e/", "%2fetc%2fpasswd", "a%00b", "x" * 10_000, "folder", "parrot%2f"):
+        response = rig.http.get(f"/v1/models/{path}")
+        assert (response.status_code, error(response)["code"]) == (404, "model_not_found")
+
+
+def test_the_served_names_are_known(rig: Rig) -> None:
+    listed = rig.http.get("/v1/models").json()
+    assert [(card["id"], card["object"]) for card in listed["data"]] == [(MODEL, "model")]
+    assert listed["data"][0]["max_model_len"] == 512
+    for name in (MODEL, "folder/parrot"):
+        assert rig.http.get(f"/v1/models/{name}").json()["id"] == name
+        assert rig.complete("say:x", model=name)["model"] == MODEL
+
+
+def test_srv_24_prompts_are_never_cut(rig: Rig) -> None:
+    assert rig.chat("a" * 400, max_tokens=1)["usage"]["prompt_tokens"] == 400 + 19
+    response = rig.http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "a" * 1024}]})
+    refused = error(response)
+    assert (response.status_code, refused["code"]) == (400, "context_length_exceeded")
+    assert "maximum context length" in refused["message"]
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A server that takes bodies of 100,000 bytes."""
+    with serving(server=ServerConfig(max_body_bytes=100_000)) as running:
+        yield running
+
+
+def test_srv_28_large_bodies_are_a_413_whether_declared_or_not(small: Rig) -> None:
+    body = b'{"prompt": "' + b"a" * 5_000_000 + b'"}'
+    declared = small.http.post("/v1/completions", content=body)
+    assert (declared.status_code, error(declared)["code"]) == (413, "request_too_large")
+    chunked = small.http.post("/v1/completions", content=(body[i : i + 50_000] for i in range(0, len(body), 50_000)))
+    assert (chunked.status_code, error(chunked)["code"]) == (413, "request_too_large")
+    exact = small.http.post("/v1/completions", content=b'{"prompt": "say:x"}'.ljust(100_000))
+    assert exact.json()["choices"][0]["text"] == "x"
+    assert small.http.post("/v1/completions", content=b'{"prompt": "say:x"}'.ljust(100_001)).status_code == 413
+
+
+def test_srv_28_a_declared_large_body_is_refused_before_it_is_sent(small: Rig) -> None:
+    url = httpx.URL(small.url)
+    connection = http.client.HTTPConnection(url.host, url.port, timeout=5)
+    connection.putrequest("POST", "/v1/completions")
+    connection.putheader("content-length", str(50 * 2**20))
+    connection.endheaders()
+    response = connection.getresponse()
+    assert response.status == 413
+    assert json.loads(response.read(int(response.headers["content-length"])))["error"]["code"] == "request_too_large"
+    connection.close()
+
+
+def test_srv_28_slow_bodies_are_a_408(small: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mini_vllm.server.middleware.BODY_SECONDS", 0.2)
+    url = httpx.URL(small.url)
+    with socket.create_connection((url.host, url.port), timeout=5) as slow:
+        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        start = time.monotonic()
+        reply = slow.recv(65536)
+        assert reply.startswith(b"HTTP/1.1 408")
+        assert b'"error"' in reply
+        assert time.monotonic() - start < 2
+
+
+def test_srv_28_a_million_messages_and_a_megabyte_do_not_hold_up_others() -> None:
+    with serving(server=ServerConfig(max_body_bytes=64 * 2**20)) as rig:
+        messages = b'{"messages": [' + b",".join([b'{"role": "user", "content": "x"}'] * 200_000) + b"]}"
+        for path, body in (
+            ("/v1/completions", json.dumps({"prompt": "a " * 2**20}).encode()),
+            ("/v1/chat/completions", json.dumps({"messages": [{"role": "user", "content": "a " * 2**20}]}).encode()),
+            ("/v1/chat/completions", messages),
+        ):
+            response = rig.http.post(path, content=body)
+            assert (response.status_code, error(response)["code"]) == (400, "context_length_exceeded")
+        assert rig.complete("say:x")["choices"][0]["text"] == "x"
+
+
+def test_a_queue_that_is_full_is_a_429_with_retry_after() -> None:
+    with serving(delay=0.02, max_num_seqs=1, max_waiting=1) as rig:
+        bodies = {"prompt": ["a", "b", "c", "d"], "max_tokens": 200}
+        response = rig.http.post("/v1/completions", json=bodies)
+        assert response.status_code == 429
+        assert error(response)["type"] == "rate_limit_error"
+        assert response.headers["retry-after"] == "1"
+        rig.wait_until(active_requests=0, queue_depth=0, kv_blocks_used=0)
+        assert rig.complete("say:x")["choices"][0]["text"] == "x"
+
+
+def test_health_is_503_when_the_engine_is_dead() -> None:
+    with serving() as rig:
+        assert rig.http.get("/health").json() == {"status": "ok"}
+        rig.llm.shutdown()
+        response = rig.http.get("/health")
+        assert (response.status_code, response.json()) == (503, {"status": "the engine is dead"})
+        response = rig.http.post("/v1/completions", json={"prompt": "say:x"})
+        assert (response.status_code, error(response)["type"]) == (503, "server_error")
