@@ -107,12 +107,15 @@ class Sampler:
         return self.backend.score(logits, rows, token_ids, counts, limit=self.limit)
 
 
-def make_sampler(*, limit: int, backend: str = "auto") -> Sampler:
-    """A sampler: "native", "numpy", or "auto" for native where our library can be loaded."""
+def make_sampler(*, limit: int, backend: str = "auto", team: int | None = None) -> Sampler:
+    """A sampler: "native", "numpy", or "auto" for native where our library can be loaded.
+
+    `team`: address of the native threads that share its rows; None: the caller's thread does them all.
+    """
     if backend != "numpy":
         from mini_vllm.sampling.native import load_backend
 
-        native = load_backend(required=backend == "native")
+        native = load_backend(required=backend == "native", team=team)
         if native is not None:
             return Sampler(native, limit=limit)
     return Sampler(NumpyBackend(), limit=limit)

@@ -1,0 +1,146 @@
+#include "sampler_passes.h"
+
+#include <cstring>
+
+#define MV_INLINE inline __attribute__((always_inline))
+
+namespace mv {
+namespace {
+
+constexpr int LANES = 16;
+typedef float Floats __attribute__((vector_size(64)));
+typedef float HalfFloats __attribute__((vector_size(32)));
+typedef double HalfDoubles __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef uint32_t Bits __attribute__((vector_size(64)));
+typedef int64_t Longs __attribute__((vector_size(64)));
+
+// Vectors go in and out by reference: returned by value they would need one ABI for all instruction sets.
+MV_INLINE void load_clean(const float *x, int left, Floats &out) {
+  Floats v;
+  if (left >= LANES) {
+    memcpy(&v, x, sizeof v);
+  } else {
+    v = Floats{} + NEVER;
+    for (int i = 0; i < left; i++) v[i] = x[i];
+  }
+  Floats capped = v < FLOAT_MAX ? v : Floats{} + FLOAT_MAX;
+  out = v > NEVER ? capped : Floats{} + NEVER;
+}
+
+// The scalar function of sampler_passes.h, lane by lane.
+MV_INLINE void exp_nonpositive(const Floats &x, Floats &out) {
+  const float round = 12582912.0f;
+  Floats inside = x > EXP_FLOOR ? x : Floats{} + EXP_FLOOR;
+  Floats n = (inside * 1.44269504088896341f + round) - round;
+  Floats r = (inside - n * 0.693359375f) - n * -2.12194440e-4f;
+  Floats poly = Floats{} + 1.9875691500e-4f;
+  poly = poly * r + 1.3981999507e-3f;
+  poly = poly * r + 8.3334519073e-3f;
+  poly = poly * r + 4.1665795894e-2f;
+  poly = poly * r + 1.6666665459e-1f;
+  poly = poly * r + 5.0000001201e-1f;
+  Floats value = (poly * (r * r) + r) + 1.0f;
+  Ints power = (__builtin_convertvector(n, Ints) + 127) << 23;
+  out = x >= EXP_FLOOR ? value * (Floats)power : Floats{};
+}
+
+MV_INLINE float max_lanes(const Floats &v) {
+  float a[LANES];
+  memcpy(a, &v, sizeof a);
+  for (int half = LANES / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; i++) a[i] = a[i] > a[i + half] ? a[i] : a[i + half];
+  return a[0];
+}
+
+MV_INLINE float block_maxima(const float *x, int n, float *maxima) {
+  float largest = NEVER;
+  for (int first = 0; first < n; first += BLOCK) {
+    Floats v = Floats{} + NEVER;
+    for (int i = first; i < first + BLOCK && i < n; i += LANES) {
+      Floats w;
+      load_clean(x + i, n - i, w);
+      v = w > v ? w : v;
+    }
+    float m = max_lanes(v);
+    maxima[first / BLOCK] = m;
+    largest = m > largest ? m : largest;
+  }
+  return largest;
+}
+
+MV_INLINE double exp_sum(const float *x, int n, float shift, float scale) {
+  HalfDoubles low = {}, high = {};
+  for (int i = 0; i < n; i += LANES) {
+    Floats e, s;
+    load_clean(x + i, n - i, s);
+    exp_nonpositive((s - shift) * scale, e);
+    HalfFloats halves[2];
+    memcpy(halves, &e, sizeof e);
+    low += __builtin_convertvector(halves[0], HalfDoubles);
+    high += __builtin_convertvector(halves[1], HalfDoubles);
+  }
+  double total = 0;
+  for (int i = 0; i < LANES / 2; i++) total += low[i];
+  for (int i = 0; i < LANES / 2; i++) total += high[i];
+  return total;
+}
+
+MV_INLINE void mix(Bits &x) {
+  x = (x ^ (x >> 16)) * 0x7feb352du;
+  x = (x ^ (x >> 15)) * 0x846ca68bu;
+  x ^= x >> 16;
+}
+
+MV_INLINE int next_contender(const float *x, int n, float shift, float scale, NoiseKey key, float bound, int block) {
+  const Bits ramp = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const float limit = bound * 16777216.0f;  // compared with the upper 24 bits
+  for (; block * BLOCK < n; block++) {
+    Ints hits = {};
+    for (int i = block * BLOCK; i < (block + 1) * BLOCK && i < n; i += LANES) {
+      Floats e, s;
+      load_clean(x + i, n - i, s);
+      exp_nonpositive((s - shift) * scale, e);
+      Bits bits = (ramp + uint32_t(i)) ^ key.low;
+      mix(bits);
+      bits += key.high;
+      mix(bits);
+      hits |= __builtin_convertvector((Ints)(bits >> 8), Floats) <= e * limit;
+    }
+    Longs words = (Longs)hits;
+    if (words[0] | words[1] | words[2] | words[3] | words[4] | words[5] | words[6] | words[7]) return block;
+  }
+  return -1;
+}
+
+#define MV_DEFINE_PASSES(set, target)                                                                              \
+  target float block_maxima_##set(const float *x, int n, float *maxima) { return block_maxima(x, n, maxima); }     \
+  target double exp_sum_##set(const float *x, int n, float shift, float scale) {                                   \
+    return exp_sum(x, n, shift, scale);                                                                            \
+  }                                                                                                                \
+  target int next_contender_##set(const float *x, int n, float shift, float scale, NoiseKey key, float bound,      \
+                                  int block) {                                                                     \
+    return next_contender(x, n, shift, scale, key, bound, block);                                                  \
+  }                                                                                                                \
+  const Passes passes_##set = {block_maxima_##set, exp_sum_##set, next_contender_##set};
+
+MV_DEFINE_PASSES(portable, )
+#if defined(__x86_64__)
+MV_DEFINE_PASSES(avx2, __attribute__((target("avx2"))))
+MV_DEFINE_PASSES(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))))
+#endif
+
+}  // namespace
+
+const Passes &sampler_passes() {
+#if defined(__x86_64__)
+  static const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  static const bool avx2 = __builtin_cpu_supports("avx2");
+  if (avx512) return passes_avx512;
+  if (avx2) return passes_avx2;
+#endif
+  return passes_portable;
+}
+
+}  // namespace mv
