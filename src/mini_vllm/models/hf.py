@@ -190,7 +190,8 @@ def _check_layers(config: Any) -> None:
             f"{config.model_type!r} has {', '.join(sorted(map(str, unknown)))} layers; only {FULL} and {SLIDING} run "
             "here; run it with transformers"
         )
-    if getattr(config, "use_bidirectional_attention", None) or getattr(config, "is_decoder", True) is False:
+    masked = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
+    if masked or getattr(config, "use_bidirectional_attention", None):
         raise UnsupportedModelError(
             f"this {config.model_type!r} is bidirectional, an encoder; run it with transformers"
         )
