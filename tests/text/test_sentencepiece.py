@@ -162,7 +162,7 @@ def test_a_truncated_tokenizer_model_is_refused(tmp_path, cut: int) -> None:
 @pytest.mark.parametrize("data", [b"", b"\xff" * 40, b"plain text, no protocol buffer", b"\x0a\xff\xff\xff\xff\x7f"])
 def test_junk_is_refused(tmp_path, data: bytes) -> None:
     (tmp_path / "tokenizer.model").write_bytes(data)
-    with pytest.raises(WeightsError, match="SentencePiece model|no vocabulary"):
+    with pytest.raises(WeightsError, match=r"SentencePiece model|no vocabulary"):
         Tokenizer.from_folder(tmp_path)
 
 

@@ -1,6 +1,7 @@
 """Tiny tokenizers trained on the spot, and the same vocabularies written as GGUF metadata."""
 
 import io
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -10,6 +11,8 @@ import sentencepiece
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers.convert_slow_tokenizer import TikTokenConverter
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX as QWEN2
+
+from mini_vllm.text import Tokenizer as OwnTokenizer
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, and then the dog chases the fox through 123 fields in 2024.",
@@ -91,8 +94,6 @@ def byte_level(pre: str) -> Tokenizer:
 def gguf_byte_level(reference: Tokenizer, pre: str, **extra: Any) -> dict[str, Any]:
     """The same vocabulary as GGUF metadata."""
     state = reference.model.__getstate__()
-    import json
-
     merges = [tuple(merge) for merge in json.loads(state)["merges"]]
     tokens = [reference.id_to_token(index) for index in range(reference.get_vocab_size())]
     added = reference.get_added_tokens_decoder()
@@ -176,3 +177,23 @@ def gguf_sentence_piece(vocabulary: SentencePieceVocabulary, **extra: Any) -> di
 def without(metadata: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Metadata that lacks one key."""
     return {key: value for key, value in metadata.items() if key != f"tokenizer.ggml.{name}"}
+
+
+def tokenizer_with_template(folder, place: str, source: str) -> OwnTokenizer:
+    """A tokenizer whose chat template is in one of the places where models keep them."""
+    metadata = gguf_byte_level(byte_level(SMOLLM), SMOLLM)
+    if place == "gguf":
+        return OwnTokenizer.from_gguf(metadata | {"tokenizer.chat_template": source})
+    byte_level(SMOLLM).save(str(folder / "tokenizer.json"))
+    config = {"chat_template": source} if place == "config" else {}
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(config | {"bos_token": SPECIALS[1], "eos_token": SPECIALS[2]})
+    )
+    if place == "jinja":
+        (folder / "chat_template.jinja").write_text(source)
+    elif place == "json":
+        (folder / "chat_template.json").write_text(json.dumps({"chat_template": source}))
+    elif place == "additional":
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(source)
+    return OwnTokenizer.from_folder(folder)

@@ -15,7 +15,7 @@ from datetime import datetime
 from functools import wraps
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes, pass_context
+from jinja2 import Environment, TemplateError, nodes, pass_context
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.ext import loopcontrols as LoopControls
@@ -93,6 +93,13 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         """Operators that can make something large of something small."""
         _CHECKS[operator](left, right)
         return super().call_binop(context, operator, left, right)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """`str.format` and `str.format_map`, whose patterns may ask for any width."""
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None:
+            _check_format(value.__self__)
+        return wrapped
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template: nodes.Template = _Meter().visit(super()._parse(source, name, filename))
@@ -192,13 +199,15 @@ def _guarded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
 
     @wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        values = [value for value in args if not isinstance(value, Context | TemplateSandbox)]
+        values = [value for value in args if not isinstance(value, Context | nodes.EvalContext | Environment)]
         if name in _PADDING:
             _check_widths(values[1:], kwargs)
         elif name == "format" and values:
             _check_format(values[0])
         elif name == "replace" and len(values) >= 3:
             _check_replace(*map(str, values[:3]))
+        elif name == "join" and values and isinstance(values[0], list | tuple):
+            _check_join(str(kwargs.get("d", values[1] if len(values) > 1 else "")), values[0])
         return _checked(function(*args, **kwargs))
 
     return guarded
@@ -211,12 +220,10 @@ def _check_method(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return
     if name in _PADDING:
         _check_widths(args, kwargs)
-    elif name in ("format", "format_map"):
-        _check_format(owner)
     elif name == "replace" and len(args) >= 2:
         _check_replace(owner, str(args[0]), str(args[1]))
     elif name == "join" and args and isinstance(args[0], list | tuple):
-        _check_size(sum(len(str(item)) for item in args[0]) + len(owner) * len(args[0]))
+        _check_join(owner, args[0])
 
 
 def _check_widths(args: Any, kwargs: Mapping[str, Any]) -> None:
@@ -232,6 +239,10 @@ def _check_format(pattern: Any) -> None:
 
 def _check_replace(text: str, old: str, new: str) -> None:
     _check_size(len(text) + text.count(old) * len(new))
+
+
+def _check_join(separator: str, items: Any) -> None:
+    _check_size(sum(len(str(item)) for item in items) + len(separator) * len(items))
 
 
 def _check_size(size: int) -> None:
