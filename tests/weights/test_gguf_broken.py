@@ -125,7 +125,7 @@ def test_sec_02_broken_metadata(case: str, tmp_path: Path) -> None:
     refused(path, pattern)
 
 
-@pytest.mark.parametrize("alignment", [("u32", 0), ("u32", 24), ("u32", 2**31), ("str", "32"), ("bool", 1)])
+@pytest.mark.parametrize("alignment", [("u32", 0), ("u32", 4), ("u32", 24), ("u32", 2**31), ("str", "32"), ("bool", 1)])
 def test_sec_02_broken_alignment(alignment: tuple[str, Any], tmp_path: Path) -> None:
     refused(raw_gguf.build(tmp_path / "m.gguf", change={"general.alignment": alignment}), "general.alignment is")
 

@@ -1,5 +1,6 @@
 """Every architecture in GGUF against the safetensors folder of the same weights: names, contents, settings."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -157,12 +158,14 @@ def test_yarn_scaling(tmp_path: Path) -> None:
         writer.add_rope_scaling_factor(4.0)
         writer.add_rope_scaling_orig_ctx_len(32)
         writer.add_rope_scaling_yarn_beta_fast(16.0)
+        writer.add_rope_scaling_attn_factors(2.0)
 
     assert config_of(tmp_path / "m.gguf", "qwen2", edit=edit)["rope_scaling"] == {
         "rope_type": "yarn",
         "factor": 4.0,
         "original_max_position_embeddings": 32,
         "beta_fast": 16.0,
+        "attention_factor": 2 * (1 + 0.1 * math.log(4)),
     }
 
 

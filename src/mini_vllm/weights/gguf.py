@@ -147,8 +147,8 @@ def _value_type(cursor: Cursor, type_id: int, field: str) -> tuple[str, str]:
 
 def _alignment(cursor: Cursor, metadata: Mapping[str, Any]) -> int:
     alignment = metadata.get("general.alignment", 32)
-    if type(alignment) is not int or not 0 < alignment <= 2**20 or alignment & (alignment - 1):
-        raise cursor.fail(f"general.alignment is {alignment!r}; it must be a power of two up to 2^20")
+    if type(alignment) is not int or not 8 <= alignment <= 2**20 or alignment & (alignment - 1):
+        raise cursor.fail(f"general.alignment is {alignment!r}; it must be a power of two from 8 to 2^20")
     return alignment
 
 

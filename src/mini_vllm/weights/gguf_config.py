@@ -8,6 +8,7 @@ instead of parameters. It becomes {"rope_type": "factors", "factors": [f_0 … f
 frequency i, theta ** (-2i/R), is divided by f_i, and nothing else changes. The tensor is then not listed by name.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,9 @@ def _scaling(fields: Fields) -> dict[str, Any] | None:
     scaling: dict[str, Any] = {"rope_type": "yarn", "factor": factor}
     if fields.has("rope.scaling.original_context_length"):
         scaling["original_max_position_embeddings"] = fields.integer("rope.scaling.original_context_length")
+    if fields.has("rope.scaling.attn_factor"):
+        # llama.cpp multiplies yarn's own factor by this one; config.json gives the product.
+        scaling["attention_factor"] = fields.real("rope.scaling.attn_factor") * (1.0 + 0.1 * math.log(max(factor, 1.0)))
     for key in ("beta_fast", "beta_slow"):
         if fields.has(f"rope.scaling.yarn_{key}"):
             scaling[key] = fields.real(f"rope.scaling.yarn_{key}")

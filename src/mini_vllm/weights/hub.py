@@ -22,6 +22,7 @@ _REPO = re.compile(rf"({_PART}(?:/{_PART})?)(?::([\w.\-/]{{1,200}}))?", re.ASCII
 _WANTED = re.compile(r"[^/]+\.(json|safetensors|model|jinja|txt)|additional_chat_templates/[^/]+\.jinja", re.ASCII)
 _UNWANTED = re.compile(r"consolidated.*|.*\.(fp16|fp32|bf16)\.safetensors|.*[\[\]*?].*")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_OFFLINE = "it is not (completely) in the local hub cache and HF_HUB_OFFLINE forbids to fetch it; unset that"
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 
 
@@ -61,6 +62,20 @@ def find_cached(name: HubName) -> Path | None:
         return None  # some parts are missing
 
 
+def find_cached_tokenizer(name: HubName) -> Path | None:
+    """The snapshot folder if the hub cache has the repository's tokenizer. Never goes to the network."""
+    folder = _snapshot(name)
+    return folder if folder is not None and any((folder / file).exists() for file in _TOKENIZERS) else None
+
+
+def download_tokenizer(name: HubName) -> Path:
+    """Bring the tokenizer, its settings and chat templates into the hub cache, and no weights."""
+    files = [file for file in _list_files(name) if _WANTED.fullmatch(file) and not file.endswith(".safetensors")]
+    if not any(file in _TOKENIZERS for file in files):
+        raise ModelNotFoundError(f"{name}: the repository has none of {', '.join(_TOKENIZERS)}", param="tokenizer")
+    return Path(_guarded(name, _snapshot_download, name, files))
+
+
 def download(name: HubName, *, progress: Progress | None = None) -> Path:
     """Bring the model into the hub cache; files that are there already are not fetched again."""
     sizes = _list_files(name)
@@ -88,6 +103,15 @@ def _hub_cache() -> str:
     env = os.environ
     home = env.get("HF_HOME") or os.path.join(env.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     return os.path.expanduser(env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub"))
+
+
+def _endpoint() -> str | None:
+    return os.environ.get("HF_ENDPOINT") or None
+
+
+def _is_offline() -> bool:
+    values = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+    return any(value.upper() in ("1", "ON", "YES", "TRUE") for value in values)
 
 
 def _cache_folder(name: HubName) -> Path:
@@ -158,6 +182,8 @@ def _pick(ggufs: list[str], name: HubName, *, explain: bool) -> str | None:
 
 def _list_files(name: HubName) -> dict[str, int | None]:
     """Every file of the repository with its size in bytes, if the hub tells it."""
+    if _is_offline():
+        raise ModelNotFoundError(f"{name}: {_OFFLINE}", param="model")
     info = _guarded(name, _model_info, name)
     return {sibling.rfilename: sibling.size for sibling in info.siblings or ()}
 
@@ -165,7 +191,7 @@ def _list_files(name: HubName) -> dict[str, int | None]:
 def _model_info(name: HubName) -> Any:
     from huggingface_hub import HfApi
 
-    return HfApi().model_info(name.repo, revision=name.revision, files_metadata=True)
+    return HfApi(endpoint=_endpoint()).model_info(name.repo, revision=name.revision, files_metadata=True)
 
 
 def _hide_progress_bars() -> None:
@@ -177,7 +203,13 @@ def _hide_progress_bars() -> None:
 def _snapshot_download(name: HubName, files: list[str]) -> str:
     from huggingface_hub import snapshot_download
 
-    return snapshot_download(name.repo, revision=name.revision, allow_patterns=[glob.escape(file) for file in files])
+    return snapshot_download(
+        name.repo,
+        revision=name.revision,
+        cache_dir=_hub_cache(),
+        endpoint=_endpoint(),
+        allow_patterns=[glob.escape(file) for file in files],
+    )
 
 
 def _guarded(name: HubName, action: Any, *arguments: Any) -> Any:
@@ -193,7 +225,7 @@ def _guarded(name: HubName, action: Any, *arguments: Any) -> Any:
     except errors.RevisionNotFoundError:
         problem = f"the repository has no revision {name.revision!r}"
     except errors.OfflineModeIsEnabled:
-        problem = "it is not in the local hub cache and HF_HUB_OFFLINE forbids to fetch it; unset that"
+        problem = _OFFLINE
     except Exception as error:  # the HTTP library beneath has changed between versions, and its errors with it
         reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
         problem = f"the hub cannot be reached ({reason}); check the network, HF_ENDPOINT and proxies"

@@ -36,6 +36,17 @@ def pull(name: str, *, revision: str | None = None, progress: Progress | None = 
     return _from_hub(name, revision, progress)
 
 
+def resolve_tokenizer(name: str, *, revision: str | None = None) -> Path:
+    """As `resolve`, but of a hub repository only the tokenizer's files are fetched."""
+    from mini_vllm.weights import hub
+
+    _check_name(name)
+    hub_name = hub.parse_name(name, revision=revision)
+    if _existing(name) is not None or name in ALIASES or hub_name is None or hub_name.choice is not None:
+        return resolve(name, revision=revision)
+    return hub.find_cached_tokenizer(hub_name) or hub.download_tokenizer(hub_name)
+
+
 def _from_hub(name: str, revision: str | None, progress: Progress | None) -> Path:
     from mini_vllm.weights import hub
 
