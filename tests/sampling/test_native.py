@@ -1,11 +1,10 @@
 """The native sampler against the reference, to the last bit, on thousands of rows."""
 
-import ctypes
-
 import numpy as np
 import pytest
 
 from mini_vllm.errors import MissingDependencyError
+from mini_vllm.kernels.native import NativeDevice
 from mini_vllm.kernels.native_library import load_library
 from mini_vllm.sampling import logprobs, transforms
 from mini_vllm.sampling.native import NativeBackend
@@ -140,27 +139,18 @@ def test_a_row_does_not_depend_on_other_rows_or_their_stride(native):
 
 
 def test_threads_change_nothing(native):
-    library = load_library()
-    library.mv_team_create.restype = ctypes.c_void_p
-    team = library.mv_team_create(2)
-    shared = NativeBackend(library, team=team)
+    shared = NativeBackend(load_library(), team=NativeDevice(threads=2).team)
     rng = np.random.default_rng(4)
-    try:
-        for count in (1, 2, 3, 40):
-            states = random_states(rng, count, 3000, 3000)
-            logits = np.stack([random_row(rng, 3000) for _ in range(count)])
-            slots = np.arange(count, dtype=np.int32)
-            positions = np.full(count, 99, dtype=np.int32)
-            for _ in range(20):
-                assert shared.choose(logits, slots, states, slots, positions) == native.choose(
-                    logits, slots, states, slots, positions
-                )
-            tokens, counts = [5] * count, [4] * count
-            assert shared.score(logits, slots, tokens, counts, limit=3000) == native.score(
-                logits, slots, tokens, counts, limit=3000
-            )
-    finally:
-        library.mv_team_destroy(ctypes.c_void_p(team))
+    for count in (1, 2, 3, 40):
+        states = random_states(rng, count, 3000, 3000)
+        logits = np.stack([random_row(rng, 3000) for _ in range(count)])
+        slots = np.arange(count, dtype=np.int32)
+        positions = np.full(count, 99, dtype=np.int32)
+        expected = native.choose(logits, slots, states, slots, positions)
+        scores = native.score(logits, slots, [5] * count, [4] * count, limit=3000)
+        for _ in range(20):
+            assert shared.choose(logits, slots, states, slots, positions) == expected
+            assert shared.score(logits, slots, [5] * count, [4] * count, limit=3000) == scores
 
 
 def test_drafts_are_seen_by_a_state_in_no_slot(native):

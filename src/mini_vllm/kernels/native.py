@@ -34,6 +34,11 @@ class NativeDevice:
             raise ConfigError(f"instruction set {self.isa!r} cannot run here; choose one of {', '.join(names)}")
         self._team = Team(self._library, default_threads() if threads is None else threads)
 
+    @property
+    def team(self) -> Team:
+        """The compute threads, for others (the sampler) to share between steps."""
+        return self._team
+
     def linear(self, parts: Sequence[HostTensor], bias: Sequence[HostTensor | None] | None = None) -> PackedMatrix:
         """See `Device.linear`. Parts of different formats become float32."""
         fused = None

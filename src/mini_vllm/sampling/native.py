@@ -5,6 +5,7 @@ This module must not know models, requests or the scheduler.
 
 import ctypes
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -47,13 +48,23 @@ class _Scores(ctypes.Structure):
     )
 
 
+class Team(Protocol):
+    """The compute threads of the native device."""
+
+    handle: int  # address of an mv_team; valid while this object lives
+
+
 class NativeBackend:
-    """The sampler of our library. `team`: address of an `mv_team` whose threads share the rows; None: the caller's."""
+    """The sampler of our library. `team`: threads that share the rows; None: the caller's alone.
+
+    Not reentrant with anything else that runs on the same team.
+    """
 
     name = "native"
 
-    def __init__(self, library: ctypes.CDLL, *, team: int | None = None) -> None:
-        self._team = ctypes.c_void_p(team)
+    def __init__(self, library: ctypes.CDLL, *, team: Team | None = None) -> None:
+        self._threads = team  # kept alive
+        self._team = ctypes.c_void_p(None if team is None else team.handle)
         self._sample, self._score = library.mv_sample, library.mv_score
         self._sample.argtypes = (ctypes.c_void_p, ctypes.POINTER(_Logits), ctypes.c_void_p, ctypes.c_void_p)
         self._score.argtypes = (ctypes.c_void_p, ctypes.POINTER(_Logits), ctypes.POINTER(_Scores))
@@ -109,7 +120,7 @@ class NativeBackend:
         return tokens.tolist()
 
 
-def load_backend(*, required: bool, team: int | None = None) -> NativeBackend | None:
+def load_backend(*, required: bool, team: Team | None = None) -> NativeBackend | None:
     """The native sampler; where our library is absent, None or (required) a `MissingDependencyError`."""
     try:
         return NativeBackend(load_library(), team=team)

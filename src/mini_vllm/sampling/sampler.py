@@ -6,7 +6,7 @@ give the same tokens. This module must not know models, requests or the schedule
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,9 @@ from mini_vllm.sampling import logprobs, transforms
 from mini_vllm.sampling.floats import Float32Array
 from mini_vllm.sampling.state import SamplingState, SamplingStates
 from mini_vllm.types import TokenLogprobs
+
+if TYPE_CHECKING:
+    from mini_vllm.sampling.native import Team
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -107,10 +110,10 @@ class Sampler:
         return self.backend.score(logits, rows, token_ids, counts, limit=self.limit)
 
 
-def make_sampler(*, limit: int, backend: str = "auto", team: int | None = None) -> Sampler:
+def make_sampler(*, limit: int, backend: str = "auto", team: "Team | None" = None) -> Sampler:
     """A sampler: "native", "numpy", or "auto" for native where our library can be loaded.
 
-    `team`: address of the native threads that share its rows; None: the caller's thread does them all.
+    `team`: native threads that share its rows; None: the caller's thread does them all.
     """
     if backend != "numpy":
         from mini_vllm.sampling.native import load_backend
