@@ -166,6 +166,25 @@ def parse_events(text: str) -> list[dict[str, Any]]:
     return [json.loads(event[6:], parse_constant=_refuse_constant) for event in events]
 
 
+def make_llm(
+    *,
+    delay: float = 0.0,
+    tokenizer: ByteTokenizer | None = None,
+    max_model_len: int = 512,
+    num_blocks: int = 512,
+    **options: Any,
+) -> tuple[Parrot, AsyncLLM]:
+    """An engine whose model is a parrot; `options` are engine settings such as `max_num_seqs`."""
+    tokenizer = tokenizer or ByteTokenizer(merges=[b"\xf0\x9f", b"\x98\x80", b" \xe2\x80", b"\x9c"])
+    executor = Parrot(tokenizer, delay=delay)
+    limits = ModelLimits(
+        max_model_len=max_model_len, vocab_size=tokenizer.vocab_size, eos_token_ids=tokenizer.eos_token_ids
+    )
+    frontend = Frontend(tokenizer, limits, clock=time.monotonic, chat_template=ChatTemplate(TEMPLATE))
+    engine = join(EngineConfig.from_options(**options), executor, num_blocks=num_blocks, frontend=frontend)
+    return executor, AsyncLLM.from_engine(engine)
+
+
 @contextmanager
 def serving(
     *,
@@ -177,14 +196,9 @@ def serving(
     **options: Any,
 ) -> Iterator[Rig]:
     """A server for the length of a `with`; `options` are engine settings such as `max_num_seqs`."""
-    tokenizer = tokenizer or ByteTokenizer(merges=[b"\xf0\x9f", b"\x98\x80", b" \xe2\x80", b"\x9c"])
-    executor = Parrot(tokenizer, delay=delay)
-    limits = ModelLimits(
-        max_model_len=max_model_len, vocab_size=tokenizer.vocab_size, eos_token_ids=tokenizer.eos_token_ids
+    executor, llm = make_llm(
+        delay=delay, tokenizer=tokenizer, max_model_len=max_model_len, num_blocks=num_blocks, **options
     )
-    frontend = Frontend(tokenizer, limits, clock=time.monotonic, chat_template=ChatTemplate(TEMPLATE))
-    engine = join(EngineConfig.from_options(**options), executor, num_blocks=num_blocks, frontend=frontend)
-    llm = AsyncLLM.from_engine(engine)
     app = create_app(llm, server, model_names=(MODEL, "folder/parrot"))
     with _listening(app) as url:
         rig = Rig(url, executor, llm, app)

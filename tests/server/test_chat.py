@@ -79,6 +79,14 @@ def test_messages_are_required(rig: Rig) -> None:
     assert (response.status_code, error(response)["param"]) == (400, "messages")
 
 
+NULLABLE = """
+model stream stream_options logit_bias tools response_format stop n seed temperature top_p logprobs top_logprobs
+presence_penalty frequency_penalty max_completion_tokens functions function_call modalities top_k min_p
+repetition_penalty min_tokens ignore_eos stop_token_ids priority cache_salt chat_template_kwargs
+continue_final_message add_generation_prompt skip_special_tokens
+"""
+
+
 def test_srv_06_fields_that_clients_send_along_are_ignored_and_nulls_are_absent(rig: Rig) -> None:
     message = {"role": "user", "content": "say:hi", "id": 7, "opts": {"visible": False}, "name": "x"}
     response = post(
@@ -93,9 +101,7 @@ def test_srv_06_fields_that_clients_send_along_are_ignored_and_nulls_are_absent(
         nobody_knows_this=[1],
         parallel_tool_calls=True,
         tool_choice=None,
-        **dict.fromkeys(
-            ["model", "stream", "stream_options", "logit_bias", "tools", "response_format", "stop", "n", "seed", "temperature", "top_p", "logprobs", "top_logprobs", "presence_penalty", "frequency_penalty", "max_completion_tokens", "functions", "function_call", "modalities", "top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids", "priority", "cache_salt", "chat_template_kwargs", "continue_final_message", "add_generation_prompt", "skip_special_tokens"]
-        ),
+        **dict.fromkeys(NULLABLE.split()),
     )
     assert answer(response)["choices"][0]["message"]["content"] == "hi"
 

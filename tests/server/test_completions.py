@@ -139,7 +139,7 @@ def test_lgp_06_echoed_tokens_join_to_the_text_and_offsets_index_it(rig: Rig, st
     for index in (0, 1):
         mine = [part for part in parts if part["index"] == index]
         text = "".join(part["text"] for part in mine)
-        merged = {name: sum((p["logprobs"][name] for p in mine), []) for name in mine[0]["logprobs"]}
+        merged = {name: [entry for part in mine for entry in part["logprobs"][name]] for name in mine[0]["logprobs"]}
         assert text == prompt + "nice \U0001f600!"
         assert "".join(merged["tokens"]) == text
         assert merged["token_logprobs"][0] is None and merged["top_logprobs"][0] is None

@@ -138,7 +138,7 @@ class _Stopper:
             sys.stdout.flush()
             os._exit(128 + number)
         print(
-            f"stopping: {self._lifecycle.num_running} running requests have {self._timeout:g} s to finish "
+            f"stopping: {self._lifecycle.num_running} running request(s) may take {self._timeout:g} s to finish "
             "(again to stop at once)",
             flush=True,
         )

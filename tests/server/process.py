@@ -1,0 +1,47 @@
+"""A server in a process of its own, as the command line starts it: `python -m server.process PORT TIMEOUT LOADING`.
+
+LOADING is how many seconds the model takes to load.
+"""
+
+import asyncio
+import sys
+from typing import Any
+
+from server.rig import MODEL, make_llm
+
+from mini_vllm.config import ServerConfig
+from mini_vllm.errors import UserError
+from mini_vllm.server.run import serve
+
+
+class SlowToLoad:
+    """An engine that takes its time to start, as a large model does."""
+
+    def __init__(self, llm: Any, seconds: float) -> None:
+        self._llm = llm
+        self._seconds = seconds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._llm, name)
+
+    async def start(self) -> None:
+        """Load."""
+        print("loading", flush=True)
+        await asyncio.sleep(self._seconds)
+
+
+def main(host: str, port: str, timeout: str, loading: str) -> int:
+    """Serve until a signal; what the command line does with errors."""
+    _, llm = make_llm(delay=0.02, max_model_len=4096, num_blocks=1024)
+    config = ServerConfig(host=host, port=int(port), shutdown_timeout=float(timeout))
+    try:
+        return serve(SlowToLoad(llm, float(loading)), config, model_names=(MODEL,))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    finally:
+        llm.shutdown()
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
