@@ -63,7 +63,7 @@ def load_engine(config: EngineConfig) -> Engine:
     checkpoint = weights.open_checkpoint(weights.resolve(config.model.model, revision=config.model.revision))
     try:
         tokenizer, chat_template = load_text(config, checkpoint)
-        executor = runner.load_executor(config, checkpoint)
+        executor = runner.load_executor(config, checkpoint, vocab_size=tokenizer.vocab_size)
     except BaseException:
         checkpoint.close()
         raise
@@ -118,7 +118,7 @@ def load_text(config: EngineConfig, checkpoint: "Checkpoint") -> "tuple[Tokenize
 
     path, metadata = checkpoint.path, checkpoint.tokenizer_metadata
     if config.model.tokenizer is not None:
-        path, metadata = weights.resolve(config.model.tokenizer), None
+        path, metadata = weights.resolve_tokenizer(config.model.tokenizer), None
         if path.is_file():
             other = weights.open_checkpoint(path)
             metadata = other.tokenizer_metadata
