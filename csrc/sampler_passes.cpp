@@ -1,5 +1,6 @@
 #include "sampler_passes.h"
 
+#include <cstdlib>
 #include <cstring>
 
 #define MV_INLINE inline __attribute__((always_inline))
@@ -19,7 +20,7 @@ typedef int64_t Longs __attribute__((vector_size(64)));
 MV_INLINE void load_clean(const float *x, int left, Floats &out) {
   Floats v;
   if (left >= LANES) {
-    memcpy(&v, x, sizeof v);
+    std::memcpy(&v, x, sizeof v);
   } else {
     v = Floats{} + NEVER;
     for (int i = 0; i < left; i++) v[i] = x[i];
@@ -47,7 +48,7 @@ MV_INLINE void exp_nonpositive(const Floats &x, Floats &out) {
 
 MV_INLINE float max_lanes(const Floats &v) {
   float a[LANES];
-  memcpy(a, &v, sizeof a);
+  std::memcpy(a, &v, sizeof a);
   for (int half = LANES / 2; half > 0; half /= 2)
     for (int i = 0; i < half; i++) a[i] = a[i] > a[i + half] ? a[i] : a[i + half];
   return a[0];
@@ -76,7 +77,7 @@ MV_INLINE double exp_sum(const float *x, int n, float shift, float scale) {
     load_clean(x + i, n - i, s);
     exp_nonpositive((s - shift) * scale, e);
     HalfFloats halves[2];
-    memcpy(halves, &e, sizeof e);
+    std::memcpy(halves, &e, sizeof e);
     low += __builtin_convertvector(halves[0], HalfDoubles);
     high += __builtin_convertvector(halves[1], HalfDoubles);
   }
@@ -132,15 +133,22 @@ MV_DEFINE_PASSES(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512
 
 }  // namespace
 
+// $MINI_VLLM_ISA forces a set that the processor has, so that tests can compare them.
 const Passes &sampler_passes() {
 #if defined(__x86_64__)
-  static const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  static const bool avx2 = __builtin_cpu_supports("avx2");
-  if (avx512) return passes_avx512;
-  if (avx2) return passes_avx2;
-#endif
+  static const Passes &chosen = []() -> const Passes & {
+    const char *name = std::getenv("MINI_VLLM_ISA");
+    auto allows = [&](const char *set) { return name == nullptr || std::strcmp(name, set) == 0; };
+    bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (avx512 && allows("avx512")) return passes_avx512;
+    if (__builtin_cpu_supports("avx2") && allows("avx2")) return passes_avx2;
+    return passes_portable;
+  }();
+  return chosen;
+#else
   return passes_portable;
+#endif
 }
 
 }  // namespace mv

@@ -51,9 +51,19 @@ def logits_of(seed):
 class Driver:
     """A small scheduler: one block pool, explicit chunks, no policy."""
 
-    def __init__(self, *, block_size=4, num_blocks=256, max_model_len=128, max_logit_rows=4, max_rows=16, limit=VOCAB):
+    def __init__(
+        self,
+        runner=None,
+        *,
+        block_size=4,
+        num_blocks=256,
+        max_model_len=128,
+        max_logit_rows=4,
+        max_rows=16,
+        limit=VOCAB,
+    ):
         self.program = ToyProgram(num_blocks=num_blocks, block_size=block_size, max_logit_rows=max_logit_rows)
-        self.runner = ModelRunner(
+        self.runner = runner or ModelRunner(
             self.program,
             make_sampler(limit=limit, backend="numpy"),
             block_size=block_size,

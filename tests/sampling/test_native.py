@@ -1,10 +1,15 @@
 """The native sampler against the reference, to the last bit, on thousands of rows."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 from mini_vllm.errors import MissingDependencyError
 from mini_vllm.kernels.native import NativeDevice
+from mini_vllm.kernels.native_abi import bind_library
 from mini_vllm.kernels.native_library import load_library
 from mini_vllm.sampling import logprobs, transforms
 from mini_vllm.sampling.native import NativeBackend
@@ -151,6 +156,29 @@ def test_threads_change_nothing(native):
         for _ in range(20):
             assert shared.choose(logits, slots, states, slots, positions) == expected
             assert shared.score(logits, slots, [5] * count, [4] * count, limit=3000) == scores
+
+
+def test_every_instruction_set_gives_the_same_bits(native):
+    program = """
+import numpy as np
+from sampling.test_native import NativeBackend, load_library, random_row, random_states
+rng = np.random.default_rng(8)
+native = NativeBackend(load_library())
+states = random_states(rng, 200, 1500, 1490)
+logits = np.stack([random_row(rng, 1500) for _ in range(200)])
+rows = np.arange(200, dtype=np.int32)
+print(native.choose(logits, rows, states, rows, rows))
+print(native.score(logits, rows, rows.tolist(), [7] * 200, limit=1490))
+"""
+    outputs = set()
+    for isa in ("portable", *bind_library().mv_isa_names().decode().split()):
+        environment = {**os.environ, "MINI_VLLM_ISA": isa, "PYTHONPATH": os.pathsep.join(sys.path)}
+        ran = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+        )
+        outputs.add(ran.stdout)
+    assert len(outputs) == 1
+    assert len(outputs.pop()) > 10_000
 
 
 def test_drafts_are_seen_by_a_state_in_no_slot(native):

@@ -1,0 +1,154 @@
+"""Executors on a real (random) model: loading, and the equivalences, to the last bit on the native path."""
+
+import numpy as np
+import pytest
+from runner.tiny import VOCAB, TinyCheckpoint
+from runner.toy import Driver
+
+from mini_vllm import runner
+from mini_vllm.config import EngineConfig
+from mini_vllm.errors import ConfigError
+from mini_vllm.runner.loading import choose_executor
+from mini_vllm.types import Admission, Chunk, Outputs, SamplingParams, StepPlan
+
+PROMPT = np.random.default_rng(3).integers(0, VOCAB, 45).tolist()
+RICH = {
+    "temperature": 1.3, "top_p": 0.95, "repetition_penalty": 1.1, "frequency_penalty": 0.2, "logprobs": 3,
+    "prompt_logprobs": 2, "max_tokens": 64,
+}  # fmt: skip
+
+
+def load(form="f32", **options):
+    options = {"model": "tiny", "executor": "native", "num_blocks": 64, "max_num_seqs": 8, **options}
+    return runner.load_executor(EngineConfig.from_options(**options), TinyCheckpoint(form), vocab_size=VOCAB - 5)
+
+
+@pytest.fixture(scope="module", params=["f32", "bf16"])
+def executor(request):
+    return load(request.param)
+
+
+def drive(executor):
+    executor.reset()
+    return Driver(executor.runner, block_size=16, num_blocks=64)
+
+
+def result(driver, seq_id):
+    sequence = driver.sequences[seq_id]
+    return sequence["tokens"][sequence["prompt"] :], sequence["logprobs"], sequence["prompt_logprobs"]
+
+
+def alone(executor, *, prompt=PROMPT, count=12, most=10**9, **options):
+    driver = drive(executor)
+    driver.add(0, prompt, **options)
+    driver.generate(0, count, most)
+    return result(driver, 0)
+
+
+@pytest.mark.parametrize("most", [1, 7, 15, 16, 17, len(PROMPT) - 1])
+def test_chunked_equals_whole(executor, most):
+    assert alone(executor, most=most, **RICH) == alone(executor, **RICH)
+
+
+def test_batched_equals_alone(executor):
+    prompts = [PROMPT[:n] for n in (45, 1, 16, 33)]
+    driver = drive(executor)
+    for i, prompt in enumerate(prompts):
+        driver.add(i, prompt, key=i, **RICH)
+    while live := [i for i, s in driver.sequences.items() if len(s["tokens"]) < s["prompt"] + 12]:
+        driver.step(*(driver.chunk(i, 9) for i in live))
+    together = [result(driver, i) for i in range(4)]
+    assert together == [alone(executor, prompt=prompt, key=i, **RICH) for i, prompt in enumerate(prompts)]
+
+
+def test_evicted_and_recomputed_equals_undisturbed(executor):
+    driver = drive(executor)
+    driver.add(0, PROMPT, **RICH)
+    for count in (3, 8):
+        driver.generate(0, count)
+        driver.evict(0)
+        driver.step()
+    driver.generate(0, 12)
+    assert result(driver, 0) == alone(executor, **RICH)
+
+
+def test_drafts_change_nothing(executor):
+    expected = alone(executor, **RICH)
+    driver = drive(executor)
+    driver.add(0, PROMPT, **RICH)
+    driver.generate(0, 1)
+    while (done := len(driver.sequences[0]["tokens"]) - len(PROMPT)) < 12:
+        drafts = [*expected[0][done : done + 2], 0][: 11 - done]
+        driver.step(driver.chunk(0, drafts=drafts))
+    assert result(driver, 0) == expected
+
+
+def test_outputs_are_lively_and_padding_is_never_chosen(executor):
+    tokens = alone(executor, count=64, temperature=0)[0]
+    assert len(set(tokens)) >= 10
+    assert max(tokens) < VOCAB - 5
+
+
+def test_logits_in_slices_equal_logits_at_once(monkeypatch):
+    expected = alone(load(), **RICH)
+    monkeypatch.setattr("mini_vllm.runner.loading.MAX_LOGIT_BYTES", 3 * 4 * VOCAB)
+    assert alone(load(), **RICH) == expected
+
+
+@pytest.mark.parametrize(("form", "tolerance"), [("f32", 1e-4), ("f16", 2e-2)])  # f16: K and V are rounded
+def test_torch_gives_the_same_tokens(form, tolerance):
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    try:
+        reference = alone(load(form, executor="torch", threads=1), count=24, temperature=0, prompt_logprobs=1)
+    finally:
+        torch.set_num_threads(before)
+    native = alone(load(form), count=24, temperature=0, prompt_logprobs=1)
+    assert native[0] == reference[0]
+    for position, report in reference[2].items():
+        assert abs(native[2][position].logprob - report.logprob) < tolerance * max(1, -report.logprob)
+
+
+def test_hidden_states_come_from_the_model(executor):
+    executor.reset()
+    ids = tuple(PROMPT[:5])
+    admission = Admission(0, ids, SamplingParams(), (), (), 0)
+    outputs = executor.run(StepPlan(7, (Chunk(0, 0, ids, 0, (3,), Outputs.HIDDEN, False),), (admission,)))
+    assert outputs.step_id == 7
+    assert outputs.seconds > 0
+    assert np.array(outputs.outputs[0].hidden).shape == (5, 64)
+
+
+def test_description_and_numbers():
+    executor = load("bf16", block_size=8, num_blocks=None, kv_cache_memory="1MiB", max_model_len=200)
+    assert executor.block_size == 8
+    assert executor.max_model_len == 200
+    assert executor.num_blocks == min(2**20 // (2 * 4 * 2 * 16 * 8 * 2), 8 * 25)
+    assert executor.info.vocab_size == VOCAB
+    assert executor.description["op_table"] == "native"
+    assert executor.description["sampler"] == "native"
+    assert executor.description["kv_format"] == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "cuda"}, r"executor native runs on the CPU only, but device is cuda"),
+        ({"max_model_len": 257}, r"max_model_len is 257 but LlamaForCausalLM reads at most 256"),
+        ({"num_blocks": None, "kv_cache_memory": "4KiB"}, r"one sequence of max_model_len 256 needs"),
+    ],
+)
+def test_impossible_settings_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        load(**options)
+
+
+def test_auto_takes_the_native_library_on_a_cpu_and_torch_on_a_gpu():
+    def chosen(**options):
+        return choose_executor(EngineConfig.from_options(model="tiny", **options).model, TinyCheckpoint())
+
+    assert chosen() == "native"
+    assert chosen(device="cuda") == "torch"
+    assert chosen(executor="torch") == "torch"
+    other = TinyCheckpoint(model_type="gpt_neox")
+    assert choose_executor(EngineConfig.from_options(model="tiny").model, other) == "hf"
