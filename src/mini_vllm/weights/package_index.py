@@ -9,15 +9,17 @@ import json
 import os
 import re
 import ssl
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from http.client import HTTPException, HTTPResponse
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
-_DEFAULT_INDEX = "https://pypi.org/simple"
 _ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
 _TIMEOUT = 20.0  # seconds without a byte
 _PIECE = 2**18
@@ -30,10 +32,26 @@ class IndexFailed(Exception):
 
 
 def index_urls() -> list[str]:
-    """The indexes to ask, first one first."""
+    """The indexes to ask, first one first: what the environment names, else what pip is set up to use."""
     env = os.environ
-    main = env.get("PIP_INDEX_URL") or env.get("UV_DEFAULT_INDEX") or env.get("UV_INDEX_URL") or _DEFAULT_INDEX
+    if env.get("PIP_NO_INDEX"):
+        raise IndexFailed("PIP_NO_INDEX forbids to ask an index")
+    main = env.get("PIP_INDEX_URL") or env.get("UV_DEFAULT_INDEX") or env.get("UV_INDEX_URL") or _index_of_pip()
+    if main is None:
+        raise IndexFailed("no index is known, for pip is not installed and PIP_INDEX_URL is not set")
     return [main, *env.get("PIP_EXTRA_INDEX_URL", "").split()]
+
+
+def _index_of_pip() -> str | None:
+    """The default that pip's own help states, its configuration files taken into account."""
+    if find_spec("pip") is None:
+        return None
+    command = [sys.executable, "-m", "pip", "download", "--help"]
+    help_text = subprocess.run(
+        command, env={**os.environ, "COLUMNS": "1000"}, capture_output=True, text=True, check=False
+    ).stdout
+    match = re.search(r"--index-url\s.*?\(default:?\s+(\S+?)\)", help_text, re.DOTALL)
+    return match[1] if match else None
 
 
 def fetch_from_index(
