@@ -37,6 +37,7 @@ class KVCache(ABC):
     """
 
     retains = True  # whether a table may stay open from one step to the next
+    shares_prefixes = False  # whether `start` ever finds tokens that are already in the cache
 
     def __init__(self, *, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
@@ -115,6 +116,7 @@ class PagedCache(KVCache):
     def __init__(self, *, num_blocks: int, block_size: int, prefix_caching: bool = True, retains: bool = True) -> None:
         super().__init__(num_blocks=num_blocks, block_size=block_size)
         self.retains = retains
+        self.shares_prefixes = prefix_caching
         self._index = PrefixIndex(block_size) if prefix_caching else None
         self._pool = BlockPool(num_blocks, on_evict=self._evict)
 

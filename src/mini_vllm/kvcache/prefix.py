@@ -18,6 +18,11 @@ def root_key(salt: str) -> int:
     return int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest(), "little", signed=True)
 
 
+def block_key(parent: int, token_ids: tuple[int, ...]) -> int:
+    """Key of a full block from the key of the block before it."""
+    return hash((parent, token_ids))
+
+
 class PrefixIndex:
     """Finds the longest run of full blocks whose contents exist, and knows which blocks are being computed."""
 
@@ -120,7 +125,7 @@ class PrefixIndex:
         keys = table.keys
         while len(keys) < num_blocks:
             parent = keys[-1] if keys else root_key(table.salt)
-            keys.append(hash((parent, self._token_ids(table, len(keys)))))
+            keys.append(block_key(parent, self._token_ids(table, len(keys))))
 
     def _settle(self, key: int) -> None:
         if self._pending[key] == 1:
