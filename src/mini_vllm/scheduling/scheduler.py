@@ -202,7 +202,7 @@ class Scheduler:
         draft.admit(sequence)
         if sequence.num_cached is None:  # what a preempted one finds again is its own, and no merit
             sequence.num_cached = min(num_cached, sequence.num_prompt)
-            if sequence.num_reusable:
+            if self._cache.shares_prefixes and sequence.num_reusable:
                 self._counters.prefix_query_tokens += sequence.num_prompt
             self._counters.prefix_hit_tokens += sequence.num_cached
             draft.num_hit_tokens += sequence.num_cached
@@ -259,15 +259,12 @@ class Scheduler:
         sequence.num_computed = 0
 
     def _end_aborted(self) -> None:
-        for request_id, error in self._aborting.items():
-            sequence = self._by_request.get(request_id)
-            if sequence is None:  # it ended by itself after abort() was called
-                continue
+        for request_id, error in tuple(self._aborting.items()):
+            sequence = self._by_request[request_id]
             if not sequence.is_running:
                 self._waiting.remove(sequence)
             self._deltas.append(sequence.end("abort" if error is None else "error", error=error))
             self._forget(sequence)
-        self._aborting.clear()
 
     def _forget(self, sequence: Sequence) -> None:
         """A sequence has ended and is in no queue."""
@@ -277,6 +274,7 @@ class Scheduler:
         if sequence.is_known:
             self._released.append(sequence.seq_id)
         del self._by_request[sequence.request.request_id]
+        self._aborting.pop(sequence.request.request_id, None)  # it may have ended by itself since
         del self._by_id[sequence.seq_id]
         self._counters.finished[sequence.finish_reason] += 1
 
@@ -313,6 +311,7 @@ class Scheduler:
         assert self._running == sorted(self._running, key=self._waiting.rank), "running sequences are out of order"
         assert {s.seq_id for s in self._running} | {s.seq_id for s in waiting} == set(self._by_id), "a sequence is lost"
         assert len(self._running) + len(waiting) == len(self._by_id) == len(self._by_request), "a sequence is twice"
+        assert set(self._aborting) <= set(self._by_request), "a request that has ended is to be aborted"
         assert len(self._running) <= self._config.max_num_seqs, "more rows than max_num_seqs"
         for sequence in self._running:
             assert sequence.is_running and sequence.table.is_open and sequence.is_known
