@@ -12,6 +12,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from mini_vllm.errors import MiniVLLMError
 from mini_vllm.server.disconnect import until_disconnect
 from mini_vllm.server.errors import ClientGoneError, error_body, status_of
 
@@ -69,7 +70,7 @@ class EventStream(Response):
                 "request %s failed in mid-stream: %s",
                 self._request_id,
                 error,
-                exc_info=error if status_of(error) == 500 else None,
+                exc_info=None if isinstance(error, MiniVLLMError) else error,
             )
             last = encode_event(error_body(error))
         await send({"type": "http.response.body", "body": last, "more_body": False})
