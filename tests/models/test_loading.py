@@ -11,7 +11,7 @@ from parity.families import MemoryCheckpoint, make_model
 from mini_vllm.errors import ConfigError, WeightsError
 from mini_vllm.kernels.tensors import HostTensor
 from mini_vllm.kernels.torch_ops import TorchDevice
-from mini_vllm.models import load_model
+from mini_vllm.models import load_model, summarise_weights
 from mini_vllm.models.source import transpose
 
 
@@ -68,20 +68,16 @@ def test_all_problems_are_named_at_once():
     assert "\n" not in message
 
 
-def test_rotary_buffers_of_old_files_are_ignored():
-    shapes = llama_shapes()
-    shapes["model.layers.0.self_attn.rotary_emb.inv_freq"] = (4,)
-    assert _load(shapes).num_parameters == _load(llama_shapes()).num_parameters
-
-
-def test_gpt2_masks_and_names_without_prefix_are_accepted():
-    checkpoint = MemoryCheckpoint(make_model("gpt2"))
-    plain = load_model(checkpoint, TorchDevice(), max_model_len=64)
-    tensors = {name.removeprefix("transformer."): tensor for name, tensor in checkpoint.tensors.items()}
-    checkpoint.tensors = tensors | {"h.0.attn.bias": torch.ones(1, 1, 8, 8), "h.1.attn.masked_bias": torch.ones(1)}
-    bare = load_model(checkpoint, TorchDevice(), max_model_len=64)
-    assert bare.num_parameters == plain.num_parameters
-    assert torch.equal(bare.model.layers[1].down.weight, plain.model.layers[1].down.weight)
+def test_summary_without_loading():
+    checkpoint = _bfloat16_checkpoint()
+    checkpoint.tensors["model.norm.weight"] = checkpoint.tensors["model.norm.weight"].float()
+    summary = summarise_weights(checkpoint)
+    assert summary.num_parameters == sum(tensor.numel() for tensor in checkpoint.tensors.values())
+    assert summary.formats == {"bf16": 2 * (summary.num_parameters - 64), "f32": 4 * 64}
+    assert summary.num_bytes == 2 * summary.num_parameters + 2 * 64
+    del checkpoint.tensors["model.norm.weight"]
+    with pytest.raises(WeightsError, match=r"model\.norm\.weight"):
+        summarise_weights(checkpoint)
 
 
 def test_gguf_products_of_gpt2_are_not_transposed_again():

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mini_vllm.errors import MissingDependencyError
-from mini_vllm.models.loading import LoadedModel, load_model
+from mini_vllm.models.loading import LoadedModel, WeightSummary, load_model, summarise_weights
 from mini_vllm.models.registry import NOT_NATIVE, model_info, native_architectures, refuse_impossible
 from mini_vllm.models.source import Checkpoint
 from mini_vllm.models.spec import ModelInfo
@@ -17,11 +17,13 @@ __all__ = [
     "Checkpoint",
     "LoadedModel",
     "ModelInfo",
+    "WeightSummary",
     "load_fallback",
     "load_model",
     "model_info",
     "native_architectures",
     "refuse_impossible",
+    "summarise_weights",
 ]
 
 

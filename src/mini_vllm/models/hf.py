@@ -140,7 +140,7 @@ def load_fallback(
     model_class = _check_class(config)
     _check_layers(config)
     _check_rope(config)
-    module = _load_module(model_class, path, config, _torch_dtype(dtype, config, torch_device)).to(torch_device)
+    module = _load_module(model_class, path, config, dtype=dtype, device=torch_device)
     specs = _survey(module, torch_device)
     _check_windows(config, specs)
     model = FallbackModel(
@@ -208,20 +208,13 @@ def _check_rope(config: Any) -> None:
         )
 
 
-def _torch_dtype(dtype: str, config: Any, device: torch.device) -> torch.dtype:
-    if dtype != "auto":
-        return _DTYPES[dtype]
-    kept: torch.dtype = config.dtype or torch.float32
-    return torch.float32 if kept == torch.float16 and device.type == "cpu" else kept
-
-
-def _load_module(model_class: Any, path: Path, config: Any, dtype: torch.dtype) -> Any:
+def _load_module(model_class: Any, path: Path, config: Any, *, dtype: str, device: torch.device) -> Any:
     try:
         with _no_progress_bars():
             module, report = model_class.from_pretrained(
                 path,
                 config=config,
-                dtype=dtype,
+                dtype=_DTYPES.get(dtype, "auto"),
                 attn_implementation=ATTENTION_NAME,
                 local_files_only=True,
                 use_safetensors=True,
@@ -233,7 +226,9 @@ def _load_module(model_class: Any, path: Path, config: Any, dtype: torch.dtype) 
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if names := sorted(map(str, report.get(kind) or ())):
             raise WeightsError(f"{path}: {kind.replace('_', ' ')}: {', '.join(names[:5])} ({len(names)} in all)")
-    return module.eval()
+    if dtype == "auto" and module.dtype == torch.float16 and device.type == "cpu":
+        module = module.float()
+    return module.eval().to(device)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """From a checkpoint to a model on a device. Must not know: file formats, steps, caches."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,30 @@ from mini_vllm.models.source import Checkpoint, Loader, Survey
 from mini_vllm.models.spec import DecoderSpec, ModelInfo
 
 _BUILDERS: dict[type, Callable[..., Model]] = {DecoderSpec: decoder.build, gpt2.GPT2Spec: gpt2.build}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSummary:
+    """What a checkpoint holds, without loading it."""
+
+    num_parameters: int
+    num_bytes: int
+    formats: dict[str, int]  # bytes by number format, most first
+
+
+def summarise_weights(checkpoint: Checkpoint) -> WeightSummary:
+    """Counts from names and shapes; raises as loading would if tensors do not fit the config."""
+    spec: Any = model_spec(checkpoint.config)
+    survey = Survey(checkpoint)
+    _BUILDERS[type(spec)](spec, survey, max_model_len=1)
+    survey.raise_problems()
+    formats: Counter[str] = Counter()
+    for name in checkpoint.names():
+        tensor = checkpoint.get(name)
+        formats[tensor.format] += tensor.data.nbytes
+    return WeightSummary(
+        num_parameters=survey.num_parameters, num_bytes=formats.total(), formats=dict(formats.most_common())
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,6 @@ from mini_vllm.kernels.table import Device, Weight
 from mini_vllm.kernels.tensors import FORMATS, HostTensor
 from mini_vllm.layers import RopeSpec, rope_tables
 
-# Tensors that old checkpoints carry and nobody needs: causal masks of GPT-2 and rotary frequencies.
-_IGNORED_ENDINGS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 _DTYPE_FORMATS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
@@ -28,7 +26,7 @@ class Checkpoint(Protocol):
     config: dict[str, Any]
 
     def names(self) -> frozenset[str]:
-        """All tensors, by their Hugging Face names."""
+        """All tensors that hold weights, by their Hugging Face names."""
 
     def get(self, name: str) -> HostTensor:
         """One tensor, a view of the file where possible."""
@@ -57,20 +55,19 @@ class WeightSource(Protocol):
 
 
 class Names:
-    """Finds tensors under their full name or, in a checkpoint of the bare model, without its first part."""
+    """The tensors of a checkpoint, and which of them were asked for."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
         self._names = checkpoint.names()
-        self.used: set[str] = set()
+        self._used: set[str] = set()
 
     def find(self, name: str) -> HostTensor | None:
         """The tensor, or None; remembers that it was asked for."""
-        for candidate in (name, name.partition(".")[2]):
-            if candidate in self._names:
-                self.used.add(candidate)
-                return self._checkpoint.get(candidate)
-        return None
+        if name not in self._names:
+            return None
+        self._used.add(name)
+        return self._checkpoint.get(name)
 
     def same(self, name: str, other: str) -> bool:
         """See `WeightSource.same`."""
@@ -80,8 +77,8 @@ class Names:
         return first.format == second.format and np.array_equal(first.data, second.data)
 
     def unexpected(self) -> list[str]:
-        """Tensors that nobody asked for, without those known to be useless."""
-        return sorted(name for name in self._names - self.used if not name.endswith(_IGNORED_ENDINGS))
+        """Tensors that nobody asked for."""
+        return sorted(self._names - self._used)
 
 
 class Survey:
