@@ -1,5 +1,6 @@
 """Every native architecture equals transformers in float32: greedy tokens and each step's logits."""
 
+import numpy as np
 import pytest
 import transformers
 from parity.driver import Driver
@@ -51,6 +52,23 @@ def test_chunked_prefill_equals_transformers(family, device_name, chunk):
     driver, prompts = _driver(make_model(family), device_name), make_prompts((64, 41))
     for prompt, continuation in zip(prompts, driver.generate(prompts, 64 if chunk is None else 8, chunk=chunk)):
         assert_equals_transformers(make_model(family), prompt, continuation)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("family", ["llama-tied", "mistral", "gemma3", "gpt2"])
+def test_on_the_native_table_no_bit_depends_on_chunks_or_neighbours(family, dtype):
+    device = get_device("native", threads=1)
+    loaded = load_model(MemoryCheckpoint(make_model(family)), device, max_model_len=MAX_LEN)
+    prompts = make_prompts((50, 16, 3))
+
+    def logits(some, chunk):
+        driver = Driver.compile(device, loaded, dtype=dtype)
+        return [continuation.logits for continuation in driver.generate(some, 24, chunk=chunk)]
+
+    whole = logits(prompts, None)
+    for chunk in (1, 7, 16, 17):
+        np.testing.assert_array_equal(logits(prompts, chunk), whole)
+    np.testing.assert_array_equal([logits([prompt], None)[0] for prompt in prompts], whole)
 
 
 def test_every_native_architecture_has_a_row():
