@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as Backend
 
 from mini_vllm.errors import InvalidParameterError, UnsupportedModelError, WeightsError
 from mini_vllm.text import Tokenizer
+from mini_vllm.text.tokenizer import LONG_TEXT
 
 FAMILIES = [GPT2, SMOLLM, LLAMA3, QWEN]
 
@@ -244,3 +245,13 @@ def test_broken_files_are_one_clear_line(tmp_path) -> None:
 def test_a_folder_without_a_tokenizer_says_what_is_looked_for(tmp_path) -> None:
     with pytest.raises(Exception, match=r"no tokenizer: looked for tokenizer\.json"):
         Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("length", [LONG_TEXT - 1, LONG_TEXT, 3 * LONG_TEXT])
+def test_long_texts_have_the_ids_of_short_ones(length: int) -> None:
+    reference = byte_level(SMOLLM)
+    tokenizer = Tokenizer.from_gguf(gguf_byte_level(reference, SMOLLM))
+    text = ("  several words, 123 and é “😀”\n" * length)[:length]
+    assert tokenizer.encode(text) == reference.encode(text, add_special_tokens=False)
+    with pytest.raises(InvalidParameterError, match="surrogate"):
+        tokenizer.encode("\ud800" * length)

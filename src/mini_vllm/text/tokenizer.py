@@ -13,6 +13,8 @@ from mini_vllm.text.detokenizer import Detokenizer
 from mini_vllm.text.parts import TokenizerParts
 from mini_vllm.text.pieces import byte_level_bytes, sentencepiece_bytes
 
+LONG_TEXT = 10_000  # characters whose encoding would hold up other threads for milliseconds
+
 
 class Tokenizer:
     """Encodes and decodes; stateless apart from caches, so threads may share it.
@@ -68,7 +70,7 @@ class Tokenizer:
         that already begins with BOS keeps that one. Templated text is encoded with False.
         """
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+            ids: list[int] = self._encode(text)
         except (UnicodeEncodeError, TypeError):
             raise InvalidParameterError(
                 "the text holds half of a surrogate pair, which is not a character; send valid Unicode", param="prompt"
@@ -81,6 +83,12 @@ class Tokenizer:
         if after and tuple(ids[-len(after) :]) != after:
             ids = [*ids, *after]
         return ids
+
+    def _encode(self, text: str) -> list[int]:
+        if len(text) < LONG_TEXT:
+            return self._backend.encode(text, add_special_tokens=False).ids
+        # The library's way for batches lets other threads run meanwhile, and keeps no offsets.
+        return self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes that are no valid UTF-8 become U+FFFD."""
