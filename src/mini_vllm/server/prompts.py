@@ -1,20 +1,20 @@
 """Text → token ids without holding up the event loop. Must not know HTTP."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from mini_vllm.errors import ContextLengthError
 from mini_vllm.server.door import TextEngine
+from mini_vllm.server.protocol.chat import ChatMessage
 from mini_vllm.server.translate.answer import PreparedPrompt
-from mini_vllm.server.translate.conversation import text_size
+from mini_vllm.server.translate.conversation import template_messages, text_size
 from mini_vllm.server.translate.prompts import Prompt
 
 T = TypeVar("T")
 
 SHORT_TEXT = 2_000  # characters that take less time than handing them to a thread is worth
-MESSAGE_SIZE = 100  # characters whose tokenising costs what rendering a message does
 MUCH_TEXT = 100_000  # characters from which on a look at the length comes first
 
 
@@ -31,31 +31,39 @@ class PromptReader:
         size = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
         return await self.off_loop(lambda: [self._read(prompt) for prompt in prompts], size=size)
 
-    async def read_chat(self, messages: Sequence[dict[str, Any]], options: dict[str, Any]) -> PreparedPrompt:
-        """A conversation as token ids."""
-        size = text_size(messages)
-
-        def render() -> PreparedPrompt:
-            self._check_size(size)
-            return PreparedPrompt(tuple(self._engine.render_chat(messages, **options)))
-
-        return await self.off_loop(render, size=size + MESSAGE_SIZE * len(messages))
+    async def read_chat(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> PreparedPrompt:
+        """A conversation as token ids. Always on a thread: the first one compiles the template."""
+        return await self._on_thread(lambda: self._render(messages, options))
 
     async def off_loop(self, work: Callable[[], T], *, size: int) -> T:
         """The result of `work`, computed here if it is about `size` characters that take no time, else on a thread."""
         if size <= SHORT_TEXT:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return await self._on_thread(work)
 
     def close(self) -> None:
         """Let the threads go."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _on_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _read(self, prompt: Prompt) -> PreparedPrompt:
         if isinstance(prompt, str):
             self._check_size(len(prompt))
             return PreparedPrompt(tuple(self._engine.tokenizer.encode(prompt)), prompt)
         return PreparedPrompt(prompt)
+
+    def _render(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> PreparedPrompt:
+        if len(messages) > (limit := self._engine.max_model_len):  # no template makes less than a token of a message
+            raise ContextLengthError(
+                f"this model's maximum context length is {limit} tokens, and {len(messages)} messages have more; "
+                "send fewer",
+                param="messages",
+            )
+        plain = template_messages(messages)
+        self._check_size(text_size(plain))
+        return PreparedPrompt(tuple(self._engine.render_chat(plain, **options)))
 
     def _check_size(self, num_chars: int) -> None:
         """Refuse at once what cannot fit, however well it is tokenised."""

@@ -14,7 +14,7 @@ from mini_vllm.server.protocol.reading import BodyReader
 from mini_vllm.server.service import Service, json_response, read_json
 from mini_vllm.server.sse import EventStream, encode_event
 from mini_vllm.server.translate.chat import ChatAnswer
-from mini_vllm.server.translate.conversation import refuse_unsupported, template_messages, template_options
+from mini_vllm.server.translate.conversation import refuse_unsupported, template_options
 from mini_vllm.server.translate.sampling import chat_params
 
 READER = BodyReader(ChatRequest, ignored=CHAT_IGNORED, rejected=CHAT_REJECTED)
@@ -37,7 +37,7 @@ def router(service: Service) -> APIRouter:
 async def _answer(service: Service, body: ChatRequest) -> Response:
     refuse_unsupported(body)
     params = chat_params(body, service.engine.default_sampling_params())
-    prompt = await service.reader.read_chat(template_messages(body.messages), template_options(body))
+    prompt = await service.reader.read_chat(body.messages, template_options(body))
     head = service.head("chatcmpl")
     answer = ChatAnswer(head, prompt, params, texts=service.texts(params))
     job = Job(
