@@ -97,7 +97,10 @@ def test_an_unknown_architecture_points_to_the_fallback():
         (llama_config(vocab_size=None), "vocab_size = None"),
         (llama_config(num_key_value_heads=3), "not a multiple"),
         (llama_config(rms_norm_eps=float("nan")), "rms_norm_eps = nan"),
-        (llama_config(model_type="qwen2", use_sliding_window=True, layer_types=["full_attention"]), "1 layer_types"),
+        (
+            llama_config(model_type="qwen2", use_sliding_window=True, layer_types=["full_attention"]),
+            "list a type for each of 2 layers",
+        ),
         ({"model_type": "gpt2", "n_embd": 10, "n_head": 3, "n_layer": 1}, "3 heads cannot share"),
     ],
 )

@@ -55,8 +55,15 @@ def rope_tables(spec: RopeSpec, *, max_len: int) -> tuple[Float32Array, Float32A
 
 def inverse_frequencies(spec: RopeSpec, *, max_len: int) -> tuple[Float32Array, float]:
     """inv_freq [R/2] and the factor for cos and sin, for sequences of at most max_len tokens."""
-    inv_freq, attention_factor = ROPE_KINDS[spec.kind](spec, max_len)
-    return inv_freq.astype(np.float32), attention_factor
+    try:
+        with np.errstate(all="ignore"):
+            inv_freq, attention_factor = ROPE_KINDS[spec.kind](spec, max_len)
+            inv_freq = inv_freq.astype(np.float32)
+    except ArithmeticError as error:
+        raise _bad_numbers(spec) from error
+    if not (np.isfinite(inv_freq).all() and math.isfinite(attention_factor)):
+        raise _bad_numbers(spec)
+    return inv_freq, attention_factor
 
 
 def _powers(theta: float, dim: int) -> Float32Array:
@@ -137,6 +144,10 @@ def _longrope(spec: RopeSpec, max_len: int) -> tuple[Float32Array, float]:
         grown = math.log(spec.factor) / math.log(spec.original_max_position) if spec.factor > 1 else 0.0
         attention_factor = math.sqrt(1 + grown)
     return np.float32(1.0) / (np.asarray(factors, dtype=np.float32) * _powers(spec.theta, spec.dim)), attention_factor
+
+
+def _bad_numbers(spec: RopeSpec) -> ModelError:
+    return ModelError(f"the rope parameters give frequencies that are not numbers: {spec}")
 
 
 def _check_count(factors: tuple[float, ...], spec: RopeSpec) -> None:

@@ -15,22 +15,43 @@ Config = Mapping[str, Any]
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def integer(config: Config, key: str, default: int | None = None) -> int:
-    """A positive int; a missing key takes the default, and without one it is an error."""
+def integer(config: Config, key: str, default: int | None = None, *, high: int = 2**31) -> int:
+    """An int in 1 … high; a missing or null key takes the default, and without one it is an error."""
     value = config.get(key)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
-        raise ModelError(f"config.json has {key} = {value!r}; it must be a positive whole number")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= high:
+        raise ModelError(f"config.json has {key} = {value!r:.80}; it must be a whole number from 1 to {high}")
     return value
 
 
-def number(config: Config, key: str, default: float) -> float:
-    """A finite number ≥ 0; a missing or null key takes the default."""
+def number(config: Config, key: str, default: float, *, positive: bool = False) -> float:
+    """A finite number ≥ 0 (> 0 if positive); a missing or null key takes the default."""
     value = config.get(key)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e30:
-        raise ModelError(f"config.json has {key} = {value!r}; it must be a number that is not negative")
+    if not _is_number(value) or value < 0 or (positive and value == 0):
+        bound = "above 0" if positive else "that is not negative"
+        raise ModelError(f"config.json has {key} = {value!r:.80}; it must be a number {bound}")
     return float(value)
+
+
+def numbers(config: Config, key: str) -> tuple[float, ...]:
+    """A list of finite numbers; empty where missing or null."""
+    values = config.get(key) or []
+    if not isinstance(values, list | tuple) or not all(map(_is_number, values)):
+        raise ModelError(f"config.json has {key} = {values!r:.80}; it must be a list of numbers")
+    return tuple(map(float, values))
+
+
+def mapping(config: Config, key: str) -> Config:
+    """A JSON object; empty where missing or null."""
+    value = config.get(key) or {}
+    if not isinstance(value, Mapping):
+        raise ModelError(f"config.json has {key} = {value!r:.80}; it must be an object")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30
 
 
 def flag(config: Config, key: str, *, default: bool = False) -> bool:
@@ -41,25 +62,27 @@ def flag(config: Config, key: str, *, default: bool = False) -> bool:
 
 def activation(config: Config, key: str, default: str, accepted: Sequence[str]) -> str:
     """The name of the activation function; one that this engine lacks is refused."""
-    name = config.get(key) or default
+    name = str(config.get(key) or default)
     if name not in accepted:
         raise UnsupportedModelError(
             f"{key} is {name!r}, which the native {config.get('model_type')} does not compute "
             f"(it has {', '.join(accepted)}); --executor hf runs it"
         )
-    return str(name)
+    return name
 
 
 def layer_types(config: Config, num_layers: int, default: Sequence[str]) -> tuple[str, ...]:
     """`full_attention` or `sliding_attention` for each layer; other kinds are refused."""
-    kinds = tuple(config.get("layer_types") or default)
-    if len(kinds) != num_layers:
-        raise ModelError(f"config.json has {len(kinds)} layer_types for {num_layers} layers")
-    if unknown := set(kinds) - {FULL, SLIDING}:
-        raise UnsupportedModelError(
-            f"layer_types has {sorted(map(str, unknown))}; only {FULL} and {SLIDING} layers run here; try transformers"
+    kinds = config.get("layer_types") or default
+    if not isinstance(kinds, Sequence) or len(kinds) != num_layers:
+        raise ModelError(
+            f"config.json has layer_types = {kinds!r:.80}; it must list a type for each of {num_layers} layers"
         )
-    return kinds
+    if unknown := {str(kind) for kind in kinds} - {FULL, SLIDING}:
+        raise UnsupportedModelError(
+            f"layer_types has {', '.join(sorted(unknown))}; only {FULL} and {SLIDING} layers run here; try transformers"
+        )
+    return tuple(kinds)
 
 
 def windows(config: Config, kinds: Sequence[str]) -> tuple[int, ...]:
@@ -72,27 +95,27 @@ def windows(config: Config, kinds: Sequence[str]) -> tuple[int, ...]:
 
 def rope_spec(config: Config, *, head_dim: int, layer_type: str = FULL, theta: float = 10000.0) -> RopeSpec:
     """The rotation rule of layers of one type, from `rope_parameters` (new) or `rope_scaling` + `rope_theta` (old)."""
-    raw = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    raw = raw.get(layer_type) or {} if {FULL, SLIDING} & set(raw) else raw
-    kind = raw.get("rope_type") or raw.get("type") or "default"
+    raw = mapping(config, "rope_scaling") or mapping(config, "rope_parameters")
+    raw = mapping(raw, layer_type) if {FULL, SLIDING} & set(raw) else raw
+    kind = str(raw.get("rope_type") or raw.get("type") or "default")
     if kind not in ROPE_KINDS:
         raise UnsupportedModelError(f"rope type {kind!r} is not supported; supported: {', '.join(sorted(ROPE_KINDS))}")
     max_position = integer(config, "max_position_embeddings", 2048)
     original = integer(raw, "original_max_position_embeddings", max_position)
     original = integer(config, "original_max_position_embeddings", original)
     partial = number(raw, "partial_rotary_factor", number(config, "partial_rotary_factor", 1.0))
-    optional = {key: float(raw[key]) for key in _OPTIONAL_NUMBERS if raw.get(key) is not None}
+    optional = {key: number(raw, key, 0.0) for key in _OPTIONAL_NUMBERS if raw.get(key) is not None}
     return RopeSpec(
         dim=_rotated(head_dim, partial),
-        theta=number(raw, "rope_theta", number(config, "rope_theta", theta)),
+        theta=number(raw, "rope_theta", number(config, "rope_theta", theta), positive=True),
         kind=kind,
         max_position=max_position,
         original_max_position=original,
-        factor=number(raw, "factor", max_position / original),
+        factor=number(raw, "factor", max_position / original, positive=True),
         truncate=flag(raw, "truncate", default=True),
-        short_factors=tuple(raw.get("short_factor") or ()),
-        long_factors=tuple(raw.get("long_factor") or ()),
-        factors=tuple(raw.get("factors") or ()),
+        short_factors=numbers(raw, "short_factor"),
+        long_factors=numbers(raw, "long_factor"),
+        factors=numbers(raw, "factors"),
         **optional,
     )
 

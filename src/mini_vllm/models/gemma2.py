@@ -33,5 +33,5 @@ def gemma_like(config: Config, *, theta: float = 1e4) -> DecoderSpec:
         post_norms=True,
         norm_offset=1.0,
         embed_scale=plain.hidden_size**0.5,
-        attention_scale=number(config, "query_pre_attn_scalar", 256.0) ** -0.5,
+        attention_scale=number(config, "query_pre_attn_scalar", 256.0, positive=True) ** -0.5,
     )

@@ -13,7 +13,7 @@ from mini_vllm.errors import ModelError, UnsupportedModelError
 from mini_vllm.kernels.table import AttentionSpec, ForwardContext, OpTable, Tensor, Weight
 from mini_vllm.models.configuration import Config, activation, flag, integer, number
 from mini_vllm.models.source import WeightSource
-from mini_vllm.models.spec import ModelInfo, architecture_name
+from mini_vllm.models.spec import MAX_LAYERS, ModelInfo, architecture_name
 
 # Three spellings of the tanh form; "gelu" (erf) is another function.
 _TANH_GELUS = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
@@ -34,7 +34,8 @@ def spec(config: Config) -> GPT2Spec:
     activation(config, "activation_function", "gelu_new", _TANH_GELUS)
     if flag(config, "add_cross_attention"):
         raise UnsupportedModelError("this GPT-2 has cross-attention, so it needs an encoder; run it with transformers")
-    hidden, heads, layers = (integer(config, key) for key in ("n_embd", "n_head", "n_layer"))
+    hidden, heads = integer(config, "n_embd"), integer(config, "n_head")
+    layers = integer(config, "n_layer", high=MAX_LAYERS)
     if hidden % heads:
         raise ModelError(f"config.json has n_embd = {hidden}, which {heads} heads cannot share")
     scale = (hidden // heads) ** -0.5 if flag(config, "scale_attn_weights", default=True) else 1.0

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from mini_vllm.models.configuration import SLIDING, Config, activation, windows
+from mini_vllm.models.configuration import SLIDING, Config, activation, mapping, windows
 from mini_vllm.models.spec import DecoderSpec, llama_like
 
 
@@ -18,7 +18,7 @@ def longrope_by_its_name(config: Config) -> dict[str, Any]:
     """The config with rope types "su" and "yarn" called longrope: the first Phi-3 files used those words for it."""
     renamed = {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, **config}
     for key in ("rope_scaling", "rope_parameters"):
-        rope = config.get(key)
-        if rope and (rope.get("rope_type") or rope.get("type")) in ("su", "yarn"):
+        rope = mapping(config, key)
+        if (rope.get("rope_type") or rope.get("type")) in ("su", "yarn"):
             renamed[key] = {**rope, "rope_type": "longrope"}
     return renamed

@@ -8,7 +8,7 @@ from typing import Any
 
 from mini_vllm.errors import ModelError, UnsupportedModelError
 from mini_vllm.models import gemma2, gemma3, gpt2, llama, mistral, phi3, qwen2, qwen3
-from mini_vllm.models.configuration import Config
+from mini_vllm.models.configuration import Config, mapping
 from mini_vllm.models.spec import ModelInfo
 
 _FAMILIES: dict[str, Callable[[Config], Any]] = {
@@ -84,8 +84,7 @@ def refuse_impossible(config: Config) -> None:
 
 
 def _refuse_quantised(config: Config) -> None:
-    settings = config.get("quantization_config") or config.get("compression_config")
-    if settings:
+    if settings := mapping(config, "quantization_config") or mapping(config, "compression_config"):
         method = settings.get("quant_method") or "an unnamed method"
         raise UnsupportedModelError(
             f"the weights are quantised with {method}, which is not supported; take the model's unquantised or GGUF "

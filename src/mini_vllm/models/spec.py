@@ -10,6 +10,8 @@ from mini_vllm.kernels.table import KVShape
 from mini_vllm.layers import RopeSpec
 from mini_vllm.models.configuration import FULL, Config, flag, integer, number, rope_spec
 
+MAX_LAYERS = 10_000  # so that a broken config cannot make us allocate
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
@@ -102,7 +104,7 @@ def llama_like(
     """The spec of a plain Llama of these sizes; a family replaces what it does otherwise. Keywords: its defaults."""
     num_heads = integer(config, "num_attention_heads")
     num_kv_heads = integer(config, "num_key_value_heads", num_heads)
-    num_layers, hidden_size = integer(config, "num_hidden_layers"), integer(config, "hidden_size")
+    num_layers, hidden_size = integer(config, "num_hidden_layers", high=MAX_LAYERS), integer(config, "hidden_size")
     head_dim = integer(config, "head_dim", head_dim or hidden_size // num_heads)
     if num_heads % num_kv_heads:
         raise ModelError(f"config.json has {num_heads} attention heads for {num_kv_heads} K/V heads; not a multiple")
@@ -130,8 +132,8 @@ def llama_like(
 
 def architecture_name(config: Config) -> str:
     """`architectures[0]`, or the model type where a config names none."""
-    names = config.get("architectures") or [config["model_type"]]
-    return str(names[0])
+    names = config.get("architectures")
+    return str(names[0] if isinstance(names, list) and names else config["model_type"])
 
 
 def context_length(rope: RopeSpec) -> tuple[int, int]:
