@@ -31,23 +31,31 @@ struct Scratch {
   std::vector<Candidate> candidates;
 };
 
-// A row ready to be looked at: x[0 .. n), its block maxima, its largest element.
+// A row ready to be looked at: clean x[0 .. n), its block maxima, its largest element.
 struct RowView {
   const float *x;
   int n;
   const float *maxima;
   float largest;
-  float scale;  // s(i) = (clean(x[i]) - largest) * scale
+  float scale;
 
-  float s_of(float clean_x) const { return (clean_x - largest) * scale; }
-  float s(int i) const { return s_of(clean(x[i])); }
+  float s_of(float logit) const { return (logit - largest) * scale; }
+  float s(int i) const { return s_of(x[i]); }
   int num_blocks() const { return (n + BLOCK - 1) / BLOCK; }
   int block_end(int block) const { return std::min((block + 1) * BLOCK, n); }
 };
 
+// Looks at x, or at a clean copy of it.
 RowView view(const float *x, int n, float scale, Scratch &scratch) {
   scratch.maxima.resize(size_t(n / BLOCK + 1));
-  float largest = sampler_passes().block_maxima(x, n, scratch.maxima.data());
+  bool dirty = false;
+  float largest = sampler_passes().block_maxima(x, n, scratch.maxima.data(), &dirty);
+  if (dirty) {
+    scratch.edited.resize(size_t(n));
+    for (int i = 0; i < n; i++) scratch.edited[size_t(i)] = clean(x[i]);
+    x = scratch.edited.data();
+    largest = sampler_passes().block_maxima(x, n, scratch.maxima.data(), &dirty);
+  }
   return {x, n, scratch.maxima.data(), largest, scale};
 }
 
@@ -86,7 +94,7 @@ int first_largest(const RowView &row) {
   int block = 0;
   while (row.maxima[block] != row.largest) block++;
   int i = block * BLOCK;
-  while (clean(row.x[i]) != row.largest) i++;
+  while (row.x[i] != row.largest) i++;
   return i;
 }
 
@@ -216,7 +224,7 @@ int32_t sample_row(const float *logits, int vocab, const mv_sampler_row &params,
     for (const Candidate &candidate : candidates) total += double(candidate.weight);
     if (params.top_p < 1) cut_nucleus(candidates, params.top_p * total);
   } else if (params.top_p < 1) {
-    double target = params.top_p * sampler_passes().exp_sum(x, n, row.largest, row.scale);
+    double target = params.top_p * sampler_passes().exp_sum(row.x, n, row.largest, row.scale);
     gather_nucleus(row, target, candidates);
     cut_nucleus(candidates, target);
   } else {
@@ -231,7 +239,7 @@ int rank_of(const RowView &row, float logit, int32_t id) {
   for (int block = 0; block < row.num_blocks(); block++) {
     if (!(row.maxima[block] >= logit)) continue;
     for (int i = block * BLOCK; i < row.block_end(block); i++) {
-      float x = clean(row.x[i]);
+      float x = row.x[i];
       rank += int(x > logit) + int(x == logit && i < id);
     }
   }
@@ -249,12 +257,12 @@ void score_row(const float *x, int vocab, const mv_scores &scores, int index, Sc
     std::fill(top_ids, top_ids + scores.max_count, -1);
     return;
   }
-  const double log_sum = double(whole.largest) + std::log(sampler_passes().exp_sum(x, vocab, whole.largest, 1.0f));
+  const double log_sum = double(whole.largest) + std::log(sampler_passes().exp_sum(whole.x, vocab, whole.largest, 1.0f));
   auto logprob = [&](float logit) { return float(std::max(double(logit) - log_sum, double(scores.floor))); };
-  const float chosen = clean(x[token]);
+  const float chosen = whole.x[token];
   scores.logprobs[index] = logprob(chosen);
   // Ranks and alternatives are by the logits themselves, s = x - 0, of ids below the limit.
-  const RowView known = {x, limit, whole.maxima, 0, 1.0f};
+  const RowView known = {whole.x, limit, whole.maxima, 0, 1.0f};
   scores.ranks[index] = rank_of(known, chosen, token);
   const int count = std::min(scores.counts[index], limit);
   scratch.candidates.clear();

@@ -17,16 +17,14 @@ typedef uint32_t Bits __attribute__((vector_size(64)));
 typedef int64_t Longs __attribute__((vector_size(64)));
 
 // Vectors go in and out by reference: returned by value they would need one ABI for all instruction sets.
-MV_INLINE void load_clean(const float *x, int left, Floats &out) {
-  Floats v;
-  if (left >= LANES) {
-    std::memcpy(&v, x, sizeof v);
-  } else {
-    v = Floats{} + NEVER;
-    for (int i = 0; i < left; i++) v[i] = x[i];
+// The 16 elements from i on; -inf beyond the end.
+MV_INLINE void load(const float *x, int i, int n, Floats &out) {
+  if (n - i >= LANES) {
+    std::memcpy(&out, x + i, sizeof out);
+    return;
   }
-  Floats capped = v < FLOAT_MAX ? v : Floats{} + FLOAT_MAX;
-  out = v > NEVER ? capped : Floats{} + NEVER;
+  out = Floats{} + NEVER;
+  for (int lane = 0; i + lane < n; lane++) out[lane] = x[i + lane];
 }
 
 // The scalar function of sampler_passes.h, lane by lane.
@@ -54,30 +52,48 @@ MV_INLINE float max_lanes(const Floats &v) {
   return a[0];
 }
 
-MV_INLINE float block_maxima(const float *x, int n, float *maxima) {
+MV_INLINE bool any(const Ints &flags) {
+  Longs words = (Longs)flags;
+  return (words[0] | words[1] | words[2] | words[3] | words[4] | words[5] | words[6] | words[7]) != 0;
+}
+
+MV_INLINE float block_maxima(const float *x, int n, float *maxima, bool *dirty) {
   float largest = NEVER;
+  Ints bad = {};
   for (int first = 0; first < n; first += BLOCK) {
     Floats v = Floats{} + NEVER;
-    for (int i = first; i < first + BLOCK && i < n; i += LANES) {
+    for (int i = first; i < first + BLOCK; i += LANES) {
       Floats w;
-      load_clean(x + i, n - i, w);
+      load(x, i, n, w);
+      bad |= w != w;
       v = w > v ? w : v;
     }
     float m = max_lanes(v);
     maxima[first / BLOCK] = m;
     largest = m > largest ? m : largest;
   }
+  *dirty = largest > FLOAT_MAX || any(bad);
   return largest;
+}
+
+// e^s of the 16 elements from i on.
+MV_INLINE void weights(const float *x, int i, int n, float shift, float scale, Floats &out) {
+  Floats v;
+  load(x, i, n, v);
+  exp_nonpositive((v - shift) * scale, out);
 }
 
 MV_INLINE double exp_sum(const float *x, int n, float shift, float scale) {
   HalfDoubles low = {}, high = {};
-  for (int i = 0; i < n; i += LANES) {
-    Floats e, s;
-    load_clean(x + i, n - i, s);
-    exp_nonpositive((s - shift) * scale, e);
+  for (int i = 0; i < n; i += BLOCK) {
+    Floats a, b, c, d;
+    weights(x, i, n, shift, scale, a);
+    weights(x, i + LANES, n, shift, scale, b);
+    weights(x, i + 2 * LANES, n, shift, scale, c);
+    weights(x, i + 3 * LANES, n, shift, scale, d);
+    Floats sum = (a + b) + (c + d);
     HalfFloats halves[2];
-    std::memcpy(halves, &e, sizeof e);
+    std::memcpy(halves, &sum, sizeof sum);
     low += __builtin_convertvector(halves[0], HalfDoubles);
     high += __builtin_convertvector(halves[1], HalfDoubles);
   }
@@ -98,24 +114,24 @@ MV_INLINE int next_contender(const float *x, int n, float shift, float scale, No
   const float limit = bound * 16777216.0f;  // compared with the upper 24 bits
   for (; block * BLOCK < n; block++) {
     Ints hits = {};
-    for (int i = block * BLOCK; i < (block + 1) * BLOCK && i < n; i += LANES) {
-      Floats e, s;
-      load_clean(x + i, n - i, s);
-      exp_nonpositive((s - shift) * scale, e);
+    for (int i = block * BLOCK; i < (block + 1) * BLOCK; i += LANES) {
+      Floats e;
+      weights(x, i, n, shift, scale, e);
       Bits bits = (ramp + uint32_t(i)) ^ key.low;
       mix(bits);
       bits += key.high;
       mix(bits);
       hits |= __builtin_convertvector((Ints)(bits >> 8), Floats) <= e * limit;
     }
-    Longs words = (Longs)hits;
-    if (words[0] | words[1] | words[2] | words[3] | words[4] | words[5] | words[6] | words[7]) return block;
+    if (any(hits)) return block;
   }
   return -1;
 }
 
 #define MV_DEFINE_PASSES(set, target)                                                                              \
-  target float block_maxima_##set(const float *x, int n, float *maxima) { return block_maxima(x, n, maxima); }     \
+  target float block_maxima_##set(const float *x, int n, float *maxima, bool *dirty) {                             \
+    return block_maxima(x, n, maxima, dirty);                                                                      \
+  }                                                                                                                \
   target double exp_sum_##set(const float *x, int n, float shift, float scale) {                                   \
     return exp_sum(x, n, shift, scale);                                                                            \
   }                                                                                                                \

@@ -47,10 +47,13 @@ inline uint32_t mix(uint32_t x) {
 }
 inline uint32_t token_bits(NoiseKey key, uint32_t token_id) { return mix(mix(token_id ^ key.low) + key.high); }
 
+// Functions of x[0 .. n) that expect clean values, but for the first.
 struct Passes {
-  // maxima[b] = the largest clean(x) of block b; returns the largest of all (-inf when n is 0).
-  float (*block_maxima)(const float *x, int n, float *maxima);
-  // Sum of e^((clean(x) - shift) * scale): element i goes to lane i mod 16, then the lanes are added in order.
+  // maxima[b] = the largest element of block b; returns the largest of all (-inf when n is 0). NaN is passed over, and
+  // `dirty` tells whether any element is not clean.
+  float (*block_maxima)(const float *x, int n, float *maxima, bool *dirty);
+  // Sum of e^((x - shift) * scale). The four vectors of 16 of a block are added in float32, ((0 + 1) + (2 + 3)), their sum
+  // to 16 lanes in float64, block after block; then the lanes are added in order.
   double (*exp_sum)(const float *x, int n, float shift, float scale);
   // The next block from `block` on in which some token could still win the race: bits / 2^32 <= e^s * bound. -1: none.
   int (*next_contender)(const float *x, int n, float shift, float scale, NoiseKey key, float bound, int block);

@@ -32,8 +32,9 @@ def test_exp_is_exact_at_zero_and_close_elsewhere():
 def test_lane_sum_adds_in_its_documented_order():
     x = np.random.default_rng(0).random(1000, dtype=np.float32)
     lanes = [0.0] * 16
-    for i, value in enumerate(x.tolist()):
-        lanes[i % 16] += value
+    blocks = np.concatenate([x, np.zeros(24, dtype=np.float32)]).reshape(-1, 4, 16)
+    for a, b, c, d in blocks:
+        lanes = [lane + float(value) for lane, value in zip(lanes, (a + b) + (c + d))]
     total = 0.0
     for lane in lanes:
         total += lane
@@ -82,6 +83,13 @@ def test_smp_10_penalties_apply_from_the_first_step_and_to_late_output():
     state.observe([6, *range(100, 300), 6])
     assert state.num_seen == 2  # ids beyond the vocabulary are not counted
     assert transforms.choose(row(0, 0, 0, 1.75, 0, 3, 3, 0), [state], [4]) == [3]
+
+
+def test_the_smallest_repetition_penalty_makes_no_nan():
+    state = make_state(prompt=[1, 2], bad_token_ids=[1], repetition_penalty=1e-300)
+    x = transforms.penalise(transforms.mask(row(0, 5, -5, 1), [state], [2]), [state])
+    assert x[0, 1] == NEVER
+    assert not np.isnan(x).any()
 
 
 def test_drafts_count_as_output_for_penalties_and_leave_the_state_alone():

@@ -11,7 +11,7 @@ Float32Array = npt.NDArray[np.float32]
 
 FLOAT_MAX = np.float32(np.finfo(np.float32).max)
 NEVER = np.float32(-np.inf)  # the logit of a token that cannot be chosen
-LANES = 16
+BLOCK = 64
 EXP_FLOOR = np.float32(-87.0)  # below it e^x counts as 0
 _ROUND = np.float32(12582912.0)  # 1.5 * 2^23: adding and subtracting it rounds to the nearest integer
 _EXP_TERMS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
@@ -39,10 +39,15 @@ def exp_nonpositive(x: Float32Array) -> Float32Array:
 
 
 def lane_sum(x: Float32Array) -> float:
-    """Sum of a vector [N] in float64: element i goes to lane i mod 16, in order; then the lanes are added in order."""
-    padded = np.zeros(-(-x.size // LANES) * LANES, dtype=np.float64)
+    """Sum of a vector [N] of float32, in float64 but for its first step, in one fixed order.
+
+    In each block of 64, the four vectors of 16 are added in float32, (0 + 1) + (2 + 3); their sum goes to 16 lanes in
+    float64, block after block; then the lanes are added in order.
+    """
+    padded = np.zeros(-(-x.size // BLOCK) * BLOCK, dtype=np.float32)
     padded[: x.size] = x
-    lanes = np.add.reduce(padded.reshape(-1, LANES), axis=0)
+    a, b, c, d = padded.reshape(-1, 4, BLOCK // 4).transpose(1, 0, 2)
+    lanes = np.add.reduce(((a + b) + (c + d)).astype(np.float64), axis=0)
     total = 0.0
     for lane in lanes.tolist():
         total += lane

@@ -66,7 +66,7 @@ class SamplingState:
         self.top_k = max(params.top_k, 0)
         self.top_p = params.top_p
         self.log_min_p = np.float32(math.log(params.min_p)) if params.min_p > 0 else NEVER
-        self.repetition = np.float32(params.repetition_penalty)
+        self.repetition = np.float32(max(params.repetition_penalty, 1e-30))  # never 0: -inf * 0 is NaN
         self.presence = np.float32(params.presence_penalty)
         self.frequency = np.float32(params.frequency_penalty)
         self.penalised = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1.0, 0, 0)
