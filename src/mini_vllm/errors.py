@@ -12,7 +12,7 @@ MiniVLLMError
 │       └── WeightsError           a broken, truncated, missing or mis-shaped file or tensor
 ├── MissingDependencyError     an optional part is not installed; says the command that installs it
 ├── EngineStepError            a step failed and took this request with it; the next request works: HTTP 500
-├── EngineBusyError            the waiting queue is full: HTTP 503
+├── EngineBusyError            the waiting queue is full: HTTP 429
 └── EngineDeadError            the engine failed and cannot answer: HTTP 500/503
 
 A message names the offending value, the limit it broke and what to do about it, in one line.
