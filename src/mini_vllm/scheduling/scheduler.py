@@ -19,7 +19,7 @@ from mini_vllm.scheduling.counters import Counters
 from mini_vllm.scheduling.queues import make_queue
 from mini_vllm.scheduling.sequence import Sequence
 from mini_vllm.scheduling.step import PlanDraft
-from mini_vllm.types import Chunk, EngineStats, Request, StepPlan, StepResult, StepStats, TokenDelta
+from mini_vllm.types import Chunk, EngineStats, FinishReason, Request, StepPlan, StepResult, StepStats, TokenDelta
 
 Observer = Callable[[StepPlan, StepStats], None]
 
@@ -56,7 +56,7 @@ class Scheduler:
         self._running: list[Sequence] = []  # by rank: served from the front, preempted from the back
         self._by_request: dict[str, Sequence] = {}
         self._by_id: dict[int, Sequence] = {}
-        self._aborting: dict[str, str | None] = {}  # request id -> error
+        self._aborting: dict[str, tuple[FinishReason, str | None]] = {}  # request id -> reason, error
         self._released: list[int] = []  # known to the executor and ended since the last plan
         self._deltas: list[TokenDelta] = []  # of sequences that ended in plan()
         self._counters = Counters()
@@ -103,13 +103,14 @@ class Scheduler:
         self._by_id[sequence.seq_id] = sequence
         self._waiting.push(sequence)
 
-    def abort(self, request_id: str, *, error: str | None = None) -> None:
-        """End a request at the top of the next plan, with reason "abort", or "error" if one is given.
+    def abort(self, request_id: str, *, reason: FinishReason = "abort", error: str | None = None) -> None:
+        """End a request at the top of the next plan, with this reason, or with "error" if one is given.
 
-        Its delta comes from the commit of that plan. A request that is not live (any more) is ignored.
+        Reason "stop" is for what was decided outside: a stop string was found. The delta comes from the commit of that
+        plan. A request that is not live (any more) is ignored.
         """
         if request_id in self._by_request:
-            self._aborting.setdefault(request_id, error)
+            self._aborting.setdefault(request_id, (reason if error is None else "error", error))
 
     def has_work(self) -> bool:
         """Whether a step would do anything, if only tell the executor what to forget."""
@@ -259,11 +260,11 @@ class Scheduler:
         sequence.num_computed = 0
 
     def _end_aborted(self) -> None:
-        for request_id, error in tuple(self._aborting.items()):
+        for request_id, (reason, error) in tuple(self._aborting.items()):
             sequence = self._by_request[request_id]
             if not sequence.is_running:
                 self._waiting.remove(sequence)
-            self._deltas.append(sequence.end("abort" if error is None else "error", error=error))
+            self._deltas.append(sequence.end(reason, error=error))
             self._forget(sequence)
 
     def _forget(self, sequence: Sequence) -> None:
