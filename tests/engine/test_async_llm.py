@@ -192,6 +192,7 @@ def test_a_stop_string_aborts_in_the_engine_and_the_other_choices_go_on():
         assert {(text, len(ids)) for text, ids, _ in others} == {("x" * 100, 100)}
         assert len(stopped) + len(others) == 8 and stopped and others
         await eventually(lambda: llm.stats().running == 0)
+        assert (llm.stats().finished_stop, llm.stats().finished_length) == (len(stopped), len(others))
 
     with_llm(use, script)
 

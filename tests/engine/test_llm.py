@@ -102,6 +102,7 @@ def test_stp_02_a_stop_string_ends_the_sequence_in_the_engine_too():
     assert len(choice.token_ids) == 12
     stats = llm.stats()
     assert stats.output_tokens <= 14 and stats.blocks_used == 0
+    assert (stats.accepted, stats.finished_stop, stats.finished_abort) == (1, 1, 0)
 
 
 def test_lod_10_every_eos_id_ends_and_none_is_shown():
@@ -217,8 +218,8 @@ def test_a_full_queue_with_nothing_to_wait_for_is_an_error_rather_than_a_hang(mo
 
 def test_chat_takes_one_conversation_or_several():
     class Template:
-        def render(self, messages, *, add_generation_prompt, **options):
-            return "".join(message["content"] for message in messages) + ("?" if add_generation_prompt else "")
+        def render(self, messages, *, add_generation_prompt=True, end="?"):
+            return "".join(message["content"] for message in messages) + (end if add_generation_prompt else "")
 
     llm = make_llm(saying(b"yes"))
     llm.engine.frontend.chat_template = Template()
@@ -227,6 +228,8 @@ def test_chat_takes_one_conversation_or_several():
     assert output.prompt_token_ids == list(b"hi?") and output.outputs[0].text == "yes"
     outputs = llm.chat([one, [*one, *one]], SamplingParams(max_tokens=3), add_generation_prompt=False)
     assert [output.prompt_token_ids for output in outputs] == [list(b"hi"), list(b"hihi")]
+    [output] = llm.chat(one, chat_template_kwargs={"end": "!"})
+    assert output.prompt_token_ids == list(b"hi!")
 
 
 def test_progress_is_shown_only_when_asked_for(monkeypatch):

@@ -13,7 +13,7 @@ from typing import Protocol
 from mini_vllm.engine.core import EngineCore
 from mini_vllm.engine.loop import Accepted, EngineLoop, Event, Refused
 from mini_vllm.errors import EngineDeadError, InvalidParameterError
-from mini_vllm.types import EngineStats, Request, TokenDelta
+from mini_vllm.types import EngineStats, FinishReason, Request, TokenDelta
 
 MAX_PENDING = 64  # deltas that a stream holds apart; a reader slower than that gets them joined
 
@@ -43,8 +43,11 @@ class EngineClient(Protocol):
     def submit(self, *requests: Request) -> TokenStream:
         """Queue requests that are accepted or refused together; at once, before any iteration."""
 
-    def abort(self, request_id: str) -> None:
-        """End a request within a step; its stream ends with finish_reason "abort". Unknown ids are ignored."""
+    def abort(self, request_id: str, *, reason: FinishReason = "abort") -> None:
+        """End a request within a step; its stream ends with this finish_reason. Unknown ids are ignored.
+
+        Reason "stop": a stop string was found, which the engine counts as such.
+        """
 
     def snapshot(self) -> EngineStats:
         """State and counters as of the last step."""
@@ -81,9 +84,9 @@ class ThreadClient:
             raise
         return stream
 
-    def abort(self, request_id: str) -> None:
-        """End a request within a step; its stream ends with finish_reason "abort"."""
-        self._loop.abort(request_id)
+    def abort(self, request_id: str, *, reason: FinishReason = "abort") -> None:
+        """End a request within a step; its stream ends with this finish_reason."""
+        self._loop.abort(request_id, reason=reason)
 
     def snapshot(self) -> EngineStats:
         """State and counters as of the last step."""

@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from typing import Protocol
 
 from mini_vllm.errors import EngineDeadError
-from mini_vllm.types import EngineStats, Request, StepPlan, StepResult, TokenDelta
+from mini_vllm.types import EngineStats, FinishReason, Request, StepPlan, StepResult, TokenDelta
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Scheduler(Protocol):
     def add(self, request: Request) -> None:
         """Queue; `EngineBusyError` when the queue is full, `ContextLengthError` when it can never fit."""
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, *, reason: FinishReason = "abort") -> None:
         """End a request at the top of the next plan; unknown ids are ignored."""
 
     def plan(self) -> StepPlan:
@@ -93,10 +93,10 @@ class EngineCore:
         self.scheduler.add(request)
         self._live[request.request_id] = None
 
-    def abort(self, request_id: str) -> None:
-        """End a request in the next step; ids that are not in flight are ignored."""
+    def abort(self, request_id: str, *, reason: FinishReason = "abort") -> None:
+        """End a request in the next step (reason "stop": its text is complete); ids not in flight are ignored."""
         if self.death is None and request_id in self._live:
-            self.scheduler.abort(request_id)
+            self.scheduler.abort(request_id, reason=reason)
 
     def has_work(self) -> bool:
         """Whether a step would do anything."""

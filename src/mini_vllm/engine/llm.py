@@ -77,21 +77,16 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = False,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
         **template_options: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several (lists of `{"role": …, "content": …}`), rendered by the chat template."""
+        """Answer one conversation or several (lists of `{"role": …, "content": …}`), rendered by the chat template.
+
+        Template options are those of `ChatTemplate.render`: `tools`, `add_generation_prompt`,
+        `continue_final_message`, and variables of the template itself (also as a `chat_template_kwargs` dictionary).
+        """
+        template_options |= template_options.pop("chat_template_kwargs", None) or {}
         conversations: list[Any] = list(messages) if messages and not isinstance(messages[0], Mapping) else [messages]
-        prompts = [
-            self.engine.frontend.render_chat(
-                conversation,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                **template_options,
-            )
-            for conversation in conversations
-        ]
+        prompts = [self.engine.frontend.render_chat(conversation, **template_options) for conversation in conversations]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def score(
@@ -226,7 +221,7 @@ class _Batch:
         if delta is None:
             return
         if choice.text.must_abort:
-            self._core.abort(token_delta.request_id)
+            self._core.abort(token_delta.request_id, reason="stop")
         choice.collector.add(delta)
         if self._progress is not None:
             self._progress.add(len(delta.token_ids), ended=choice.text.finished)

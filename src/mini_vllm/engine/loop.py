@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 
 from mini_vllm.engine.core import EngineCore
 from mini_vllm.errors import EngineDeadError
-from mini_vllm.types import EngineStats, Request, TokenDelta
+from mini_vllm.types import EngineStats, FinishReason, Request, TokenDelta
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +31,16 @@ class Refused:
     error: Exception
 
 
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End one request."""
+
+    request_id: str
+    reason: FinishReason
+
+
 Event = TokenDelta | Accepted | Refused
-Command = tuple[Request, ...] | str | None  # a submission, the id of a request to abort, or: stop
+Command = tuple[Request, ...] | Abort | None  # a submission, an abort, or: wake up, there is something to see
 
 
 class EngineLoop:
@@ -66,9 +74,9 @@ class EngineLoop:
             raise EngineDeadError(str(self._death or "the engine was shut down")) from self._death
         self._commands.put(tuple(requests))
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, *, reason: FinishReason = "abort") -> None:
         """End a request in the next step; unknown ids and a dead engine are ignored."""
-        self._commands.put(request_id)
+        self._commands.put(Abort(request_id, reason))
 
     def stats(self) -> EngineStats:
         """As of the end of the last step."""
@@ -107,7 +115,7 @@ class EngineLoop:
             if isinstance(command, tuple):
                 admitted.append(self._admit(command))
             elif command is not None:
-                self._core.abort(command)
+                self._core.abort(command.request_id, reason=command.reason)
         if admitted:
             self._stats = self._core.stats()
             self._deliver(admitted)

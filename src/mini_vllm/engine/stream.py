@@ -103,7 +103,7 @@ class TextStream:
         if delta is None:  # what the engine made beyond a stop string
             return None
         if choice.must_abort:
-            self._client.abort(token_delta.request_id)
+            self._client.abort(token_delta.request_id, reason="stop")
         if choice.finished:
             self._num_open -= 1
             if self._num_open == 0:
