@@ -79,6 +79,7 @@ def generate(llm: LLM, prompts: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return [tuple(output.outputs[0].token_ids) for output in llm.generate(prompts, GREEDY)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "executor"), CASES)
 def test_every_mode_equals_transformers(name, executor, folders):
     load = functools.partial(
