@@ -111,6 +111,13 @@ def test_another_salt_is_another_world() -> None:
     assert start(cache, table_of(cache, [*range(8), 1], salt="a")) == Grant((0, 1), 8)
 
 
+def test_salts_whose_keys_collide_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_module, "root_key", lambda salt: 7)
+    cache = cache_of()
+    cache.release(compute(cache, list(range(8)), salt="a"))
+    assert start(cache, table_of(cache, [*range(8), 1], salt="b")) == Grant((), 0)
+
+
 def test_equal_block_after_another_prefix_is_no_hit() -> None:
     cache = cache_of()
     cache.release(compute(cache, [1, 1, 1, 1, 5, 6, 7, 8]))

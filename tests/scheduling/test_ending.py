@@ -188,6 +188,16 @@ def test_a_request_can_end_with_an_error() -> None:
     assert rig.scheduler.stats().finished_error == 1
 
 
+def test_a_request_whose_text_is_complete_ends_as_stopped() -> None:
+    rig = Rig()
+    rig.add("a", [1, 2], 9)
+    rig.step()
+    rig.scheduler.abort("a", reason="stop")
+    assert rig.run()["a"].finish_reason == "stop"
+    stats = rig.scheduler.stats()
+    assert (stats.finished_stop, stats.finished_abort) == (1, 0)
+
+
 def test_can_03_an_aborted_request_in_the_queue_never_runs() -> None:
     rig = Rig(max_num_seqs=1)
     for i, name in enumerate("ABC"):

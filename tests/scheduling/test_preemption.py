@@ -114,13 +114,13 @@ def test_sch_11_nothing_is_lost_or_repeated_by_preemption(options: dict[str, obj
 
 
 def test_prompt_logprobs_computed_before_a_preemption_are_kept() -> None:
-    rig = Rig(num_blocks=12, block_size=4, max_model_len=48, prefill_chunk_size=2)
+    rig = Rig(num_blocks=12, block_size=4, max_model_len=48, prefill_chunk_size=3)  # chunks and blocks do not meet
     rig.add("old", prompt_of(4), 40)
     rig.add("young", prompt_of(40, 1), 3, prompt_logprobs=0)
     step_until_preemption(rig)
     num_steps = len(rig.steps)
     scored = [chunk for plan, _ in rig.steps for chunk in plan.chunks if chunk.outputs is Outputs.ALL]
-    assert 20 < sum(len(chunk.token_ids) for chunk in scored) < 40
+    assert 15 < sum(len(chunk.token_ids) for chunk in scored) < 40
     rig.run()
     rig.check_outputs()
     later = [chunk for plan, _ in rig.steps[num_steps:] for chunk in plan.chunks if chunk.seq_id == 1]

@@ -78,6 +78,19 @@ def test_rows_are_limited_and_the_rest_waits_in_order() -> None:
     assert seen == [[0, 1], [0, 1], [2, 3], [2, 3], [4], [4], []]
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_a_prompt_is_started_only_if_its_whole_has_room_beside_those_that_are_being_read(together: bool) -> None:
+    rig = Rig(block_size=4, num_blocks=16, max_model_len=64, prefill_chunk_size=8)
+    rig.add("first", prompt_of(40), 2)  # 10 blocks
+    if not together:
+        rig.step()
+    rig.add("second", prompt_of(30, 1), 2)  # 8 blocks: they would meet half-way
+    rig.run()
+    assert rig.scheduler.stats().preemptions == 0
+    started = next(i for i, (plan, _) in enumerate(rig.steps) if any(chunk.seq_id == 1 for chunk in plan.chunks))
+    assert started == 6, "when the first has ended"
+
+
 def test_equal_prompts_are_computed_once() -> None:
     rig = Rig(block_size=4, max_num_seqs=8)
     prompt = prompt_of(41)
