@@ -104,7 +104,7 @@ class Parrot:
 class Rig:
     """A running server and what is behind it."""
 
-    def __init__(self, url: str, executor: Parrot, llm: AsyncLLM, app: Any) -> None:
+    def __init__(self, url: str, executor: Any, llm: AsyncLLM, app: Any) -> None:
         self.url = url
         self.executor = executor
         self.llm = llm
@@ -200,7 +200,7 @@ def serving(
         delay=delay, tokenizer=tokenizer, max_model_len=max_model_len, num_blocks=num_blocks, **options
     )
     app = create_app(llm, server, model_names=(MODEL, "folder/parrot"))
-    with _listening(app) as url:
+    with listening(app) as url:
         rig = Rig(url, executor, llm, app)
         try:
             yield rig
@@ -209,7 +209,8 @@ def serving(
 
 
 @contextmanager
-def _listening(app: Any) -> Iterator[str]:
+def listening(app: Any) -> Iterator[str]:
+    """The URL of an application that runs on a thread for the length of a `with`."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     config = uvicorn.Config(app, lifespan="on", log_config=None, access_log=False, timeout_graceful_shutdown=5)
     uvicorn_server = uvicorn.Server(config)

@@ -16,8 +16,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from mini_vllm.config import ServerConfig
 from mini_vllm.errors import ConfigError
-from mini_vllm.server.run import bind
+from mini_vllm.server.run import bind, serve
 
 TESTS = Path(__file__).parent.parent
 
@@ -185,6 +186,23 @@ def test_srv_29_port_0_prints_the_real_port() -> None:
         assert httpx.get(url + "/health").json() == {"status": "ok"}
         running.send_signal(signal.SIGTERM)
         assert running.wait(5) == 0
+
+
+def test_srv_29_the_port_is_held_before_anything_is_prepared() -> None:
+    events = []
+    config = ServerConfig(port=0)
+
+    def prepare() -> None:
+        events.append("prepare")
+        raise ConfigError("enough seen")
+
+    with pytest.raises(ConfigError, match="enough"):
+        serve(None, config, model_names=("x",), prepare=prepare)
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        busy = ServerConfig(port=holder.getsockname()[1])
+        with pytest.raises(ConfigError, match="in use"):
+            serve(None, busy, model_names=("x",), prepare=prepare)
+    assert events == ["prepare"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvicorn
 
@@ -27,18 +27,31 @@ KEEP_ALIVE_SECONDS = 75
 BACKLOG = 2048
 
 
-def run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
-    """Serve a model until a signal; the process's exit code. A `UserError` if the port or the model cannot be had."""
+def run(
+    engine_config: EngineConfig, server_config: ServerConfig, *, prepare: Callable[[], object] | None = None
+) -> int:
+    """Serve a model until a signal; the process's exit code. A `UserError` if the port or the model cannot be had.
+
+    `prepare` is called when the port is held and nothing is loaded yet: the time to fetch the model.
+    """
     from mini_vllm.engine.async_llm import AsyncLLM
 
     model = engine_config.model
     names = dict.fromkeys((model.served_model_name or model.model, model.model))
-    return serve(AsyncLLM.from_config(engine_config), server_config, model_names=tuple(names))
+    return serve(AsyncLLM.from_config(engine_config), server_config, model_names=tuple(names), prepare=prepare)
 
 
-def serve(llm: TextEngine, config: ServerConfig, *, model_names: tuple[str, ...]) -> int:
+def serve(
+    llm: TextEngine,
+    config: ServerConfig,
+    *,
+    model_names: tuple[str, ...],
+    prepare: Callable[[], object] | None = None,
+) -> int:
     """Serve an engine that is not started yet. Call it from the main thread."""
     with bind(config.host, config.port) as listener:
+        if prepare is not None:
+            prepare()
         return asyncio.run(_serve(llm, config, listener, model_names))
 
 

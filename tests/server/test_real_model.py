@@ -1,0 +1,70 @@
+"""The default model behind the server: what is true with a parrot is true with a model."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from server.rig import Rig, listening
+
+from mini_vllm.engine.async_llm import AsyncLLM
+from mini_vllm.server.app import create_app
+
+NAME = "smollm2-135m"
+
+
+@pytest.fixture(scope="module")
+def model(default_model: Path) -> Iterator[Rig]:
+    """A server with the default model and a short context."""
+    llm = AsyncLLM(str(default_model), executor="native", max_model_len=256, num_blocks=256, max_num_seqs=8)
+    with listening(create_app(llm, model_names=(NAME,))) as url:
+        rig = Rig(url, None, llm, None)
+        try:
+            yield rig
+        finally:
+            rig.http.close()
+
+
+def test_it_answers(model: Rig) -> None:
+    with openai.OpenAI(base_url=model.url + "/v1", api_key="none", max_retries=0) as client:
+        messages = [{"role": "user", "content": "What is the capital of France?"}]
+        answer = client.chat.completions.create(model=NAME, messages=messages, temperature=0, max_tokens=20)
+    assert "Paris" in answer.choices[0].message.content
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_streamed_alone_and_in_a_batch_are_one_text(model: Rig) -> None:
+    questions = [f"Say something about the number {number}." for number in range(8)]
+    asked = {"temperature": 0, "max_tokens": 12}
+
+    def stream(question: str) -> str:
+        messages = [{"role": "user", "content": question}]
+        events = model.events("/v1/chat/completions", {"messages": messages, **asked})
+        return "".join(event["choices"][0]["delta"]["content"] for event in events)
+
+    alone = [model.chat(question, **asked)["choices"][0]["message"]["content"] for question in questions[:3]]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(stream, questions))
+    assert together[:3] == alone
+    assert all(len(text) > 10 for text in together)
+
+
+def test_scores_are_those_of_generation(model: Rig) -> None:
+    prompt = "\n1. Carol has 20 “apples” \U0001f600"
+    made = model.complete(prompt, max_tokens=6, temperature=0, logprobs=2)["choices"][0]
+    scored = model.complete(prompt + made["text"], max_tokens=0, echo=True, logprobs=2)["choices"][0]
+    logprobs = scored["logprobs"]
+    assert "".join(logprobs["tokens"]) == scored["text"] == prompt + made["text"]
+    assert logprobs["tokens"][-6:] == made["logprobs"]["tokens"]
+    assert logprobs["token_logprobs"][-6:] == pytest.approx(made["logprobs"]["token_logprobs"], abs=1e-4)
+    for chosen, top in zip(logprobs["token_logprobs"][-6:], logprobs["top_logprobs"][-6:], strict=True):
+        assert chosen == max(top.values())
+
+
+def test_a_client_that_leaves_frees_the_model(model: Rig) -> None:
+    body = {"prompt": "Once upon a time", "max_tokens": 250, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", model.url + "/v1/completions", json=body) as response:
+        next(response.iter_lines())
+    model.wait_until(within=2.0, active_requests=0, kv_blocks_used=0)
