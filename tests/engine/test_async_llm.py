@@ -143,6 +143,19 @@ def test_abort_by_id_ends_every_choice():
     with_llm(use, executor=SlowExecutor(counting))
 
 
+def test_closing_an_old_stream_does_not_forget_the_next_one_of_its_id():
+    async def use(llm):
+        old = llm.stream("ab", SamplingParams(max_tokens=1), request_id="mine")
+        assert [delta.finish_reason async for delta in old] == ["length"]
+        new = llm.stream("ab", SamplingParams(max_tokens=400), request_id="mine")
+        await anext(new)
+        await old.aclose()
+        llm.abort("mine")
+        assert [delta.finish_reason async for delta in new][-1] == "abort"
+
+    with_llm(use, executor=SlowExecutor(counting))
+
+
 def test_abort_before_the_stream_is_read_ends_it_too():
     async def use(llm):
         stream = llm.stream("ab", SamplingParams(max_tokens=400), request_id="mine")

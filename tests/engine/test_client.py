@@ -108,7 +108,7 @@ def test_abort_ends_the_stream_with_reason_abort():
         reasons = [delta.finish_reason async for delta in stream]
         assert reasons[-1] == "abort" and len(reasons) < 200
 
-    with_client(use, executor=SlowExecutor())
+    with_client(use, executor=SlowExecutor(0.01))
 
 
 @pytest.mark.parametrize("way", ["aclose", "break", "cancel", "drop"])

@@ -159,9 +159,13 @@ class AsyncLLM:
             )
         params = params or self.default_sampling_params()
         asked = Asked(prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt)
-        stream = TextStream(self.engine, self.client, asked, on_end=lambda: self._streams.pop(asked.request_id, None))
+        stream = TextStream(self.engine, self.client, asked, on_end=self._forget)
         self._streams[request_id] = stream
         return stream
+
+    def _forget(self, stream: TextStream) -> None:
+        if self._streams.get(stream.request_id) is stream:  # else the id is already another's
+            del self._streams[stream.request_id]
 
     async def generate(
         self,

@@ -36,7 +36,7 @@ class TextStream:
     """
 
     def __init__(
-        self, engine: Engine, client: EngineClient, asked: Asked, *, on_end: Callable[[], object] = lambda: None
+        self, engine: Engine, client: EngineClient, asked: Asked, *, on_end: "Callable[[TextStream], object]"
     ) -> None:
         self._engine = engine
         self._client = client
@@ -79,7 +79,7 @@ class TextStream:
                 if delta is not None:
                     return delta
         except BaseException:
-            self._on_end()
+            self._on_end(self)
             raise
         raise StopAsyncIteration
 
@@ -93,7 +93,7 @@ class TextStream:
     async def aclose(self) -> None:
         """Abort what is still running and expect nothing more."""
         self._num_open = 0
-        self._on_end()
+        self._on_end(self)
         if self._tokens is not None:
             await self._tokens.aclose()
 
@@ -107,7 +107,7 @@ class TextStream:
         if choice.finished:
             self._num_open -= 1
             if self._num_open == 0:
-                self._on_end()
+                self._on_end(self)
         return delta
 
     async def _start(self) -> TokenStream:
