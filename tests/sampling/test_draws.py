@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from mini_vllm.errors import MissingDependencyError
 from mini_vllm.sampling import derive_noise_key, make_sampler
 from mini_vllm.sampling.noise import gumbel, position_key, token_bits
 from mini_vllm.types import Admission, SamplingParams
@@ -10,7 +11,22 @@ from mini_vllm.types import Admission, SamplingParams
 CHI_SQUARE_999 = {3: 16.27, 9: 27.88, 15: 37.70}  # 99.9% quantiles by degrees of freedom
 
 
-def draw(logits, params, *, keys, positions, backend="numpy"):
+@pytest.fixture(params=["numpy", "native"])
+def backend(request):
+    try:
+        make_sampler(limit=8, backend=request.param)
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
+    return request.param
+
+
+@pytest.fixture
+def count(backend):
+    """Draws: the reference is slow."""
+    return 5_000 if backend == "numpy" else 20_000
+
+
+def draw(logits, params, *, keys, positions, backend):
     """One token per key and position for one row of logits."""
     sampler = make_sampler(limit=len(logits), backend=backend)
     for slot, key in enumerate(keys):
@@ -29,25 +45,25 @@ def chi_square(tokens, probabilities):
 
 
 @pytest.mark.parametrize("over", ["keys", "positions"])
-def test_draws_follow_the_softmax(over):
+def test_draws_follow_the_softmax(over, backend, count):
     logits = np.linspace(-2, 2, 10)
     probabilities = np.exp(logits / 1.3) / np.exp(logits / 1.3).sum()
-    many = range(20_000)
-    keys, positions = (many, [5] * 20_000) if over == "keys" else ([5] * 20_000, many)
-    tokens = draw(logits, SamplingParams(temperature=1.3), keys=keys, positions=positions)
+    many = range(count)
+    keys, positions = (many, [5] * count) if over == "keys" else ([5] * count, many)
+    tokens = draw(logits, SamplingParams(temperature=1.3), keys=keys, positions=positions, backend=backend)
     assert chi_square(tokens, probabilities) < CHI_SQUARE_999[9]
 
 
-def test_draws_follow_the_truncated_softmax():
+def test_draws_follow_the_truncated_softmax(backend, count):
     logits = np.linspace(-2, 2, 10)
     probabilities = np.exp(logits)
     probabilities[:6] = 0
-    tokens = draw(logits, SamplingParams(top_k=4), keys=range(20_000), positions=[1] * 20_000)
+    tokens = draw(logits, SamplingParams(top_k=4), keys=range(count), positions=[1] * count, backend=backend)
     assert chi_square(tokens, probabilities / probabilities.sum()) < CHI_SQUARE_999[3]
 
 
-def test_successive_draws_are_independent():
-    tokens = draw(np.zeros(4), SamplingParams(), keys=[9] * 20_001, positions=range(20_001))
+def test_successive_draws_are_independent(backend, count):
+    tokens = draw(np.zeros(4), SamplingParams(), keys=[9] * (count + 1), positions=range(count + 1), backend=backend)
     pairs = np.array(tokens[:-1]) * 4 + np.array(tokens[1:])
     assert chi_square(pairs, np.full(16, 1 / 16)) < CHI_SQUARE_999[15]
 
@@ -100,7 +116,7 @@ def test_smp_08_the_noise_key_covers_seed_choice_and_prompt():
     assert 0 <= key < 2**64
 
 
-def test_smp_08_prompts_sharing_a_seed_draw_independently():
-    keys = [derive_noise_key(42, 0, [prompt]) for prompt in range(20_000)]
-    tokens = draw(np.zeros(10), SamplingParams(), keys=keys, positions=[1] * 20_000)
+def test_smp_08_prompts_sharing_a_seed_draw_independently(backend, count):
+    keys = [derive_noise_key(42, 0, [prompt]) for prompt in range(count)]
+    tokens = draw(np.zeros(10), SamplingParams(), keys=keys, positions=[1] * count, backend=backend)
     assert chi_square(tokens, np.full(10, 0.1)) < CHI_SQUARE_999[9]

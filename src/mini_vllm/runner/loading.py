@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from mini_vllm import models
 from mini_vllm.config import EngineConfig, ModelConfig
 from mini_vllm.errors import ConfigError, MissingDependencyError, UnsupportedModelError
+from mini_vllm.kernels.native_library import load_library
 from mini_vllm.kernels.registry import get_device
 from mini_vllm.kernels.table import Device, KVShape, KVStore, Program
 from mini_vllm.models import Checkpoint, ModelInfo
@@ -80,7 +81,7 @@ def choose_executor(config: ModelConfig, checkpoint: Checkpoint) -> str:
     if not on_cpu:
         return "torch"
     try:
-        get_device("native", threads=1)
+        load_library()
     except MissingDependencyError:
         if _has_torch():
             return "torch"

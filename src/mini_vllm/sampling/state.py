@@ -133,15 +133,15 @@ class SamplingState:
 
         Where only ending tokens are allowed, min_tokens gives way: nothing else could be said.
         """
-        candidates = np.arange(self.limit, dtype=np.int32) if self.allowed is None else self.allowed
-        unbanned = np.setdiff1d(candidates, self.banned)
-        late = np.setdiff1d(unbanned, self.early)
-        if not late.size:
+        banned, early = set(self.banned.tolist()), set(self.early.tolist())
+        candidates: Sequence[int] = range(self.limit) if self.allowed is None else self.allowed.tolist()
+        fallback = next((i for i in candidates if i not in banned and i not in early), None)
+        if fallback is None:
             self.early_until = 0
-        for choice in (late, unbanned, candidates):
-            if choice.size:
-                return int(choice[0])
-        return 0
+            fallback = next((i for i in candidates if i not in banned), None)
+        if fallback is None:
+            fallback = next(iter(candidates), 0)
+        return fallback
 
     def _start_counts(self, prompt_token_ids: tuple[int, ...]) -> None:
         self._index: dict[int, int] = {}
@@ -194,8 +194,11 @@ class SamplingStates:
     def observe(self, slot: int, token_ids: Iterable[int]) -> None:
         """Count output tokens of a sequence."""
         state = self[slot]
+        room = state.seen_ids.size
         state.observe(token_ids)
-        if state.penalised:
+        if state.seen_ids.size == room:
+            self.records["num_seen"][slot] = state.num_seen
+        else:  # the arrays have moved
             state.fill_seen(self.records[slot])
 
     def drop(self, slot: int) -> None:
