@@ -126,14 +126,17 @@ class Scheduler:
         draft = PlanDraft(budget=self._config.max_num_batched_tokens)
         if not self._cache.retains:
             self._start_over(draft)
-        decodes = [sequence for sequence in self._running if sequence.num_owed == 1]
-        prefills = [sequence for sequence in self._running if sequence.num_owed > 1]
+        decodes, prefills = list[Sequence](), list[Sequence]()
+        for sequence in self._running:
+            (decodes if sequence.num_owed == 1 else prefills).append(sequence)
         draft.num_owing_one = len(decodes)
         for sequence in decodes:
             draft.num_owing_one -= 1
-            self._serve(sequence, draft)
+            self._serve(sequence, 1, draft)
         for sequence in prefills:
-            self._serve(sequence, draft)
+            self._serve(sequence, self._chunk_len(sequence, draft), draft)
+            if sequence.is_running:
+                draft.num_promised += self._cache.num_missing(sequence.table, len(sequence.token_ids))
         if not draft.num_preempted:
             self._admit(draft)
         return self._freeze(draft)
@@ -159,20 +162,16 @@ class Scheduler:
         self._measure(plan, planned, num_decodes)
         return deltas
 
-    def _serve(self, sequence: Sequence, draft: PlanDraft) -> None:
-        """Give a running sequence what it owes, as far as the budget goes, preempting younger ones for its blocks."""
-        if not sequence.is_running:  # an older one took its blocks in this very plan
+    def _serve(self, sequence: Sequence, num_tokens: int, draft: PlanDraft) -> None:
+        """Give a running sequence some of what it owes, preempting younger ones for its blocks if need be."""
+        if not num_tokens or not sequence.is_running:  # no budget, or an older one took its blocks in this very plan
             return
-        num_tokens = self._chunk_len(sequence, draft)
-        if num_tokens:
-            while (chunk := self._next_chunk(sequence, num_tokens, draft)) is None:
-                victim = self._running[-1]
-                self._preempt(victim, draft)
-                if victim is sequence:
-                    return
-            draft.serve(chunk)
-        if num_tokens < sequence.num_owed:
-            draft.num_promised += self._cache.num_missing(sequence.table, len(sequence.token_ids))
+        while (chunk := self._next_chunk(sequence, num_tokens, draft)) is None:
+            victim = self._running[-1]
+            self._preempt(victim, draft)
+            if victim is sequence:
+                return
+        draft.serve(chunk)
 
     def _admit(self, draft: PlanDraft) -> None:
         """Start waiting sequences, in order, while rows, budget and blocks allow."""

@@ -22,6 +22,7 @@ class Sequence:
         "finish_reason",
         "is_known",
         "is_running",
+        "is_score_only",
         "max_len",
         "num_cached",
         "num_computed",
@@ -29,6 +30,7 @@ class Sequence:
         "num_prompt",
         "prompt_logprobs",
         "request",
+        "scores_prompt",
         "seq_id",
         "table",
         "token_ids",
@@ -38,6 +40,8 @@ class Sequence:
         self.request = request
         self.seq_id = seq_id  # ascending in order of arrival
         self.num_prompt = len(request.prompt_token_ids)
+        self.is_score_only = request.max_tokens == 0  # it ends with its prompt
+        self.scores_prompt = request.params.prompt_logprobs is not None
         self.max_len = max_len  # prompt and output tokens; reaching it ends the sequence
         self.token_ids = list(request.prompt_token_ids)  # of prompt and output; only ever appended to
         self.table: BlockTable
@@ -63,19 +67,12 @@ class Sequence:
     @property
     def num_unscored(self) -> int:
         """Prompt positions whose log-probabilities were asked for and are not known yet."""
-        if self.request.params.prompt_logprobs is None:
-            return 0
-        return self.num_prompt - 1 - len(self.prompt_logprobs)
+        return self.num_prompt - 1 - len(self.prompt_logprobs) if self.scores_prompt else 0
 
     @property
     def num_reusable(self) -> int:
         """Tokens that may come from the prefix cache: never the last, never one that must still be scored."""
         return len(self.prompt_logprobs) if self.num_unscored else len(self.token_ids) - 1
-
-    @property
-    def is_score_only(self) -> bool:
-        """Whether it ends with its prompt."""
-        return self.request.max_tokens == 0
 
     def chunk(self, num_tokens: int, num_drafts: int, block_ids: tuple[int, ...]) -> Chunk:
         """The next `num_tokens` owed tokens, and after the last known one `num_drafts` guesses."""
@@ -83,29 +80,29 @@ class Sequence:
         token_ids = tuple(self.token_ids[start:end]) if num_tokens > 1 else (self.token_ids[start],)
         if num_drafts:
             token_ids += self.drafts[:num_drafts]
-        samples = end == len(self.token_ids) and self.request.max_tokens > 0
+        samples = end == len(self.token_ids) and not self.is_score_only
         outputs = Outputs.LAST if samples else Outputs.NONE
-        if self.num_unscored and min(end, self.num_prompt - 1) > len(self.prompt_logprobs):
+        if self.scores_prompt and self.num_unscored and min(end, self.num_prompt - 1) > len(self.prompt_logprobs):
             outputs = Outputs.ALL
         return Chunk(self.seq_id, start, token_ids, num_drafts, block_ids, outputs, samples)
 
     def advance(self, chunk: Chunk, output: SequenceOutput | None) -> TokenDelta | None:
         """Take in what a chunk of this sequence has produced; sets finish_reason. None if there is nothing to tell."""
+        if output is not None and output.prompt_logprobs:
+            self._keep_prompt_logprobs(chunk.start, output)
         if not chunk.samples:
             self.num_computed = chunk.start + len(chunk.token_ids)
-            if output is not None:
-                self._keep_prompt_logprobs(chunk.start, output)
             if not self.is_score_only or self.num_owed:
                 return None
             self.finish_reason = "length"
             return self._delta((), (), None, first=True)
         assert output is not None and output.token_ids, f"sequence {self.seq_id} was to be sampled and was not"
-        self._keep_prompt_logprobs(chunk.start, output)
-        first = len(self.token_ids) == self.num_prompt
-        num_known, stop_token_id = len(self.token_ids), self._append(output.token_ids)
+        num_known = len(self.token_ids)
+        stop_token_id = self._append(output.token_ids)
         num_new = len(self.token_ids) - num_known
         self.num_computed = num_known + num_new - 1
         self.drafts = output.next_drafts
+        first = num_known == self.num_prompt
         return self._delta(output.token_ids[:num_new], output.logprobs[:num_new], stop_token_id, first=first)
 
     def end(self, reason: FinishReason, *, error: str | None = None) -> TokenDelta:
@@ -134,7 +131,7 @@ class Sequence:
 
     def _keep_prompt_logprobs(self, start: int, output: SequenceOutput) -> None:
         """Positions start + 1 … of the prompt; those known from before a preemption are not taken twice."""
-        if output.prompt_logprobs and self.num_unscored:
+        if self.num_unscored:
             known = len(self.prompt_logprobs)
             self.prompt_logprobs += output.prompt_logprobs[known - start : self.num_prompt - 1 - start]
 
