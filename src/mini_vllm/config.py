@@ -38,6 +38,7 @@ class ModelConfig:
         "auto",
         "which op table computes: native (our library), torch, or hf (transformers' own modules)",
         choices=("auto", "native", "torch", "hf"),
+        aliases=("--engine",),
     )
     threads: int | None = doc(None, "compute threads; default: physical cores allowed to this process", aliases=("-t",))
 

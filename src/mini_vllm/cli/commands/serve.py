@@ -1,0 +1,27 @@
+"""`mini-vllm serve`: the HTTP server."""
+
+from typing import Annotated
+
+import typer
+
+from mini_vllm.cli.arguments import no_more, take_model
+from mini_vllm.cli.options import ENGINE, Options, with_options
+from mini_vllm.cli.session import fetch
+
+
+@with_options(*ENGINE, "server")
+def command(
+    words: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]", show_default=False)] = None,
+    *,
+    options: Options,
+) -> int:
+    """Start the OpenAI-compatible HTTP server.
+
+    MODEL may also be given with --model. Open / in a browser for a chat page. Ctrl-C lets running requests finish.
+    """
+    no_more(take_model(list(words or []), options))
+    config, server_config = options.engine_config(), options.server_config()
+    fetch(config)
+    from mini_vllm import server
+
+    return server.run(config, server_config)

@@ -1,0 +1,60 @@
+"""`mini-vllm stats`: what a running server says about itself."""
+
+import json
+import time
+import urllib.error
+import urllib.request
+from typing import Annotated, Any
+
+import typer
+
+from mini_vllm.cli.render import on_terminal, table, write_json
+from mini_vllm.errors import ConfigError
+
+_SECONDS = 10.0
+
+
+def command(
+    url: Annotated[
+        str, typer.Option("--url", "-u", envvar="MINI_VLLM_URL", help="address of the server")
+    ] = "http://127.0.0.1:8000",
+    watch: Annotated[
+        float | None, typer.Option("--watch", "-w", envvar="MINI_VLLM_WATCH", help="repeat every so many seconds")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json/--text", envvar="MINI_VLLM_JSON", help="print one JSON object a line")
+    ] = False,
+) -> None:
+    """Show what a running server is doing."""
+    if watch is not None and not watch > 0:
+        raise ConfigError(f"watch is {watch}; it must be a positive number of seconds", param="watch")
+    while True:
+        stats = read_stats(url)
+        if as_json:
+            write_json(stats)
+        else:
+            table({name: _show(value) for name, value in stats.items()}, title=url if on_terminal() else None)
+        if watch is None:
+            return
+        time.sleep(watch)
+
+
+def read_stats(url: str) -> dict[str, Any]:
+    """The server's figures (`ConfigError` when nobody answers there)."""
+    address = url.rstrip("/") + "/stats"
+    if not address.startswith(("http://", "https://")):
+        raise ConfigError(f"url is {url!r}; it must begin with http:// or https://", param="url")
+    try:
+        with urllib.request.urlopen(address, timeout=_SECONDS) as response:
+            stats = json.load(response)
+    except (OSError, ValueError, urllib.error.URLError) as error:
+        raise ConfigError(
+            f"no mini-vLLM server answers at {address} ({error}); start one with `mini-vllm serve`"
+        ) from None
+    if not isinstance(stats, dict):
+        raise ConfigError(f"{address} does not answer as a mini-vLLM server does")
+    return stats
+
+
+def _show(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, dict | list) else str(value)
