@@ -94,6 +94,8 @@ def test_an_unknown_architecture_points_to_the_fallback():
         ({"model_type": 3}, "model_type"),
         (llama_config(num_hidden_layers=0), "num_hidden_layers = 0"),
         (llama_config(hidden_size="big"), "hidden_size = 'big'"),
+        (llama_config(head_dim=2**30), "head_dim = 1073741824"),
+        (llama_config(num_hidden_layers=2**30), "from 1 to 10000"),
         (llama_config(vocab_size=None), "vocab_size = None"),
         (llama_config(num_key_value_heads=3), "not a multiple"),
         (llama_config(rms_norm_eps=float("nan")), "rms_norm_eps = nan"),

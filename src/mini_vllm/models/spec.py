@@ -10,7 +10,9 @@ from mini_vllm.kernels.table import KVShape
 from mini_vllm.layers import RopeSpec
 from mini_vllm.models.configuration import FULL, Config, flag, integer, number, rope_spec
 
-MAX_LAYERS = 10_000  # so that a broken config cannot make us allocate
+# So that a broken config cannot make us allocate before any tensor is compared with it.
+MAX_LAYERS = 10_000
+MAX_HEAD_DIM = 2**14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +107,7 @@ def llama_like(
     num_heads = integer(config, "num_attention_heads")
     num_kv_heads = integer(config, "num_key_value_heads", num_heads)
     num_layers, hidden_size = integer(config, "num_hidden_layers", high=MAX_LAYERS), integer(config, "hidden_size")
-    head_dim = integer(config, "head_dim", head_dim or hidden_size // num_heads)
+    head_dim = integer(config, "head_dim", head_dim or hidden_size // num_heads, high=MAX_HEAD_DIM)
     if num_heads % num_kv_heads:
         raise ModelError(f"config.json has {num_heads} attention heads for {num_kv_heads} K/V heads; not a multiple")
     rope = rope_spec(config, head_dim=head_dim, layer_type=FULL, theta=theta)
