@@ -161,7 +161,7 @@ void cut_nucleus(std::vector<Candidate> &candidates, double target) {
   }
   std::sort(begin, end, before);
   for (; begin != end && sum < target; ++begin) sum += double(begin->weight);
-  if (sum >= target) candidates.erase(begin, candidates.end());
+  candidates.erase(begin, candidates.end());
 }
 
 NoiseKey position_key(uint64_t noise_key, int32_t position) {

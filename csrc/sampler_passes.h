@@ -17,9 +17,9 @@ constexpr float NEVER = -__builtin_inff();  // the logit of a token that cannot 
 inline float clean(float x) { return x > NEVER ? (x < FLOAT_MAX ? x : FLOAT_MAX) : NEVER; }
 
 // e^x for x <= 0 as the passes compute it: 2^n e^r, n = round(x / ln 2), |r| <= ln 2 / 2, e^r by a polynomial (the
-// coefficients of Cephes' expf). Exactly 0 below -87 and exactly 1 at 0.
+// coefficients of Cephes' expf). Exactly 0 below -87 and exactly 1 at 0; 0 where it is not defined.
 inline float exp_nonpositive(float x) {
-  if (!(x >= EXP_FLOOR)) return 0;
+  if (!(x >= EXP_FLOOR && x <= 0)) return 0;
   const float round = 12582912.0f;  // 1.5 * 2^23: adding and subtracting it rounds to the nearest integer
   float n = (x * 1.44269504088896341f + round) - round;
   float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
