@@ -45,7 +45,7 @@ def test_prompts_may_be_text_or_ids_or_lists_of_either(rig: Rig) -> None:
         ([1.5], "prompt[0]"),
         ([True], "prompt[0]"),
         ({"text": "x"}, "prompt"),
-        (["x"] * 2049, "2048"),
+        (["x"] * 4097, "4096"),
     ],
 )
 def test_prompts_that_are_none_are_refused(rig: Rig, prompt, words: str) -> None:
@@ -218,6 +218,8 @@ def test_sampling_fields_reach_the_engine(rig: Rig) -> None:
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"allowed_token_ids": []}, "allowed_token_ids"),
         ({"seed": 2**70}, "seed"),
+        ({"priority": 2**40}, "priority"),
+        ({"prompt": ["x"] * 64, "n": 65}, "prompt"),
         ({"json": {"type": "object"}}, "json"),
         ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
         ({"response_format": {"type": "json_object"}}, "response_format"),

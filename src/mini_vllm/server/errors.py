@@ -98,7 +98,7 @@ def install(app: FastAPI) -> None:
 
 async def _answer(request: Request, error: Exception) -> Response:
     if status_of(error) >= 500:
-        logger.error("%s %s: %s", request.method, request.url.path, error)
+        logger.error("%s %r: %s", request.method, request.url.path, error)
     return error_response(error)
 
 

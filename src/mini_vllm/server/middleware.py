@@ -47,7 +47,7 @@ class RequestBoundary:
         except ClientGoneError:
             pass
         except Exception as error:
-            logger.exception("request %s (%s %s) failed", request_id, scope["method"], scope["path"])
+            logger.exception("request %s (%s %r) failed", request_id, scope["method"], scope["path"])
             if not is_started:
                 await error_response(error)(scope, receive, send_with_id)
 

@@ -10,7 +10,7 @@ from mini_vllm.server.door import TextEngine
 from mini_vllm.server.protocol.chat import ChatMessage
 from mini_vllm.server.translate.answer import PreparedPrompt
 from mini_vllm.server.translate.conversation import template_messages, text_size
-from mini_vllm.server.translate.prompts import Prompt
+from mini_vllm.server.translate.prompts import Prompt, prompt_size, split_prompt
 
 T = TypeVar("T")
 
@@ -26,10 +26,11 @@ class PromptReader:
         self._longest: int | None = None
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="prompts")
 
-    async def read(self, prompts: Sequence[Prompt]) -> list[PreparedPrompt]:
-        """Each prompt as token ids."""
-        size = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
-        return await self.off_loop(lambda: [self._read(prompt) for prompt in prompts], size=size)
+    async def read(self, prompt: str | Sequence[Any] | None, *, n: int) -> list[PreparedPrompt]:
+        """Each prompt of a completion, to be answered n times, as token ids."""
+        return await self.off_loop(
+            lambda: [self._read(each) for each in split_prompt(prompt, n=n)], size=prompt_size(prompt)
+        )
 
     async def read_chat(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> PreparedPrompt:
         """A conversation as token ids. Always on a thread: the first one compiles the template."""
@@ -52,6 +53,11 @@ class PromptReader:
         if isinstance(prompt, str):
             self._check_size(len(prompt))
             return PreparedPrompt(tuple(self._engine.tokenizer.encode(prompt)), prompt)
+        if len(prompt) > (limit := self._engine.max_model_len):
+            raise ContextLengthError(
+                f"this model's maximum context length is {limit} tokens, but the prompt has {len(prompt)}; shorten it",
+                param="prompt",
+            )
         return PreparedPrompt(prompt)
 
     def _render(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> PreparedPrompt:

@@ -1,6 +1,6 @@
 """What the generating endpoints share: sampling fields, usage, errors. Must not know the engine."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -39,7 +39,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
     skip_special_tokens: bool | None = None
     allowed_token_ids: list[int] | None = None
     bad_token_ids: list[int] | None = None
-    priority: int | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)] | None = None  # lower runs first
     cache_salt: str | None = None
     response_format: dict[str, Any] | None = None
 

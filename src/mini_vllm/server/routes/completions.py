@@ -15,7 +15,6 @@ from mini_vllm.server.protocol.reading import BodyReader
 from mini_vllm.server.service import Service, json_response, read_json
 from mini_vllm.server.sse import EventStream, encode_event
 from mini_vllm.server.translate.completions import CompletionAnswer
-from mini_vllm.server.translate.prompts import split_prompt
 from mini_vllm.server.translate.sampling import completion_params
 from mini_vllm.types import TextDelta
 
@@ -38,7 +37,7 @@ def router(service: Service) -> APIRouter:
 
 async def _answer(service: Service, body: CompletionRequest) -> Response:
     params = completion_params(body, service.engine.default_sampling_params())
-    prompts = await service.reader.read(split_prompt(body.prompt))
+    prompts = await service.reader.read(body.prompt, n=params.n)
     head = service.head("cmpl")
     answer = CompletionAnswer(head, prompts, params, texts=service.texts(params), echo=bool(body.echo))
     jobs = [

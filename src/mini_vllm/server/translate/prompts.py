@@ -5,13 +5,13 @@ from typing import Any, TypeAlias
 
 from mini_vllm.errors import InvalidParameterError
 
-MAX_PROMPTS = 2048
+MAX_SEQUENCES = 4096  # prompts times choices of one request
 
 Prompt: TypeAlias = str | tuple[int, ...]
 
 
-def split_prompt(prompt: str | Sequence[Any] | None) -> list[Prompt]:
-    """One entry per prompt: a string, token ids, or a list of either. Whether the ids exist is checked later."""
+def split_prompt(prompt: str | Sequence[Any] | None, *, n: int) -> list[Prompt]:
+    """One entry per prompt, each to be answered n times. Whether token ids exist is checked later."""
     if prompt is None:
         raise InvalidParameterError("prompt is required", param="prompt")
     if isinstance(prompt, str):
@@ -25,8 +25,16 @@ def split_prompt(prompt: str | Sequence[Any] | None) -> list[Prompt]:
         )
     if kinds == {int}:
         return [tuple(int(token_id) for token_id in prompt)]
-    if len(prompt) > MAX_PROMPTS:
+    if len(prompt) * n > MAX_SEQUENCES:
         raise InvalidParameterError(
-            f"prompt has {len(prompt)} entries; at most {MAX_PROMPTS} are allowed", param="prompt"
+            f"{len(prompt)} prompts with n {n} are {len(prompt) * n} choices; at most {MAX_SEQUENCES} are allowed",
+            param="prompt",
         )
     return [entry if isinstance(entry, str) else tuple(entry) for entry in prompt]
+
+
+def prompt_size(prompt: str | Sequence[Any] | None) -> int:
+    """Characters and token ids in all, of whatever a request has as its prompt."""
+    if prompt is None or isinstance(prompt, str):
+        return len(prompt or "")
+    return len(prompt) + sum(len(entry) for entry in prompt[:MAX_SEQUENCES] if not isinstance(entry, int))
