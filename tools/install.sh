@@ -35,7 +35,7 @@ has_compiler() {
 }
 
 pip_install() {
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@" || fail \
+  "$venv/bin/python" -m pip install -qq --disable-pip-version-check "$@" || fail \
     "installing failed (see above)." \
     "If the network or the package index cannot be reached, connect, or set PIP_INDEX_URL to an index that can be, and run the command again."
 }
