@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from mini_vllm.cli.render import OutputClosed, complain, make_lossless
+from mini_vllm.cli.render import OutputClosed, as_utf8, complain, make_lossless, read_as_utf8
 from mini_vllm.errors import MiniVLLMError, MissingDependencyError, UserError
 
 COMMANDS = {
@@ -28,8 +28,9 @@ OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code: 0, 1 (failed), 2 (bad input), 130 (Ctrl-C)."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    given = [as_utf8(argument) for argument in (sys.argv[1:] if arguments is None else arguments)]
     make_lossless(sys.stdout, sys.stderr)
+    read_as_utf8(sys.stdin)
     try:
         code = _run(given or ["--help"])
         sys.stdout.flush()
@@ -37,8 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _silence_stdout()
         return OK
     except KeyboardInterrupt:
+        code = INTERRUPTED
+    if code == INTERRUPTED:
         complain("interrupted")
-        return INTERRUPTED
     return code
 
 

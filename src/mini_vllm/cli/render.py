@@ -25,6 +25,20 @@ def make_lossless(*streams: TextIO) -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def read_as_utf8(stream: TextIO | None) -> None:
+    """Piped text is UTF-8, whatever the locale says."""
+    if stream is not None and hasattr(stream, "reconfigure") and not on_terminal(stream):
+        stream.reconfigure(encoding="utf-8", errors="surrogateescape")
+
+
+def as_utf8(argument: str) -> str:
+    """An argument that the locale could not decode (it has surrogates in it), decoded as UTF-8 if it is that."""
+    try:
+        return argument.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError:
+        return argument
+
+
 def write(text: str, *, stream: TextIO | None = None) -> None:
     """Write and flush; never fails for a character. A closed pipe raises `OutputClosed`."""
     stream = sys.stdout if stream is None else stream
