@@ -109,7 +109,7 @@ class GGUFVocabulary:
             raise _fault("token_type", "not all integers", "integers 0 to 6")
         if min(items) < 0 or max(items) > max(PieceType):
             raise _fault("token_type", f"{min(items)} to {max(items)}", "integers 0 to 6")
-        return items
+        return [item or int(PieceType.NORMAL) for item in items]  # 0: undefined
 
     def _scores(self) -> list[float]:
         items = self._list("scores")

@@ -12,10 +12,12 @@ from mini_vllm.types import SamplingParams, TextDelta
 
 DEFAULTS = {"max_tokens": 256, "temperature": 0.0}  # greedy, unless the model's own settings or the user say otherwise
 
+WORDS = typer.Argument(metavar="[MODEL] [PROMPT]", show_default=False, help="either may be given by a flag instead")
+
 
 @with_options(*ENGINE, sampling=True)
 def command(
-    words: Annotated[list[str] | None, typer.Argument(metavar="[MODEL] [PROMPT]", show_default=False)] = None,
+    words: Annotated[list[str] | None, WORDS] = None,
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", envvar="MINI_VLLM_PROMPT", help="the prompt")] = None,
     stream: Annotated[
         bool, typer.Option("--stream/--no-stream", envvar="MINI_VLLM_STREAM", help="show text as it is made")
@@ -44,7 +46,11 @@ def command(
         params = session.params(options.sampling, **DEFAULTS)
         asked: Any = session.llm.render_chat([{"role": "user", "content": text}]) if as_chat else text
         live = stream and params.n == 1 and not as_json and params.logprobs is None
-        found = session.ask(asked, params, show=_show if live else lambda delta: None)
+        try:
+            found = session.ask(asked, params, show=_show if live else lambda delta: None)
+        except KeyboardInterrupt:
+            write("\n" if live else "")
+            raise
         if as_json:
             write_json(_as_json(found, text))
         else:
