@@ -8,9 +8,13 @@ import time
 
 import httpx
 import pytest
-from server.rig import MODEL, Rig, error, serving
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from server.rig import MODEL, Rig, answer, error, serving
 
 from mini_vllm.config import ServerConfig
+from mini_vllm.server.protocol.chat import ChatRequest
+from mini_vllm.server.protocol.completions import CompletionRequest
 
 JUNK = {
     "open brace": b"{",
@@ -195,3 +199,30 @@ def test_health_is_503_when_the_engine_is_dead() -> None:
         assert (response.status_code, response.json()) == (503, {"status": "the engine is dead"})
         response = rig.http.post("/v1/completions", json={"prompt": "say:x"})
         assert (response.status_code, error(response)["type"]) == (503, "server_error")
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.integers(-2, 30)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4) | st.just("5"), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), kind=st.sampled_from([CompletionRequest, ChatRequest]))
+def test_srv_01_no_value_of_any_field_is_the_servers_fault(rig: Rig, data: st.DataObject, kind: type) -> None:
+    names = data.draw(st.lists(st.sampled_from(kind.__struct_fields__), max_size=4, unique=True))
+    body = {"prompt": "say:x", "messages": [{"role": "user", "content": "say:x"}], "max_tokens": 4}
+    body |= {name: data.draw(VALUES, label=name) for name in names}
+    path = "/v1/completions" if kind is CompletionRequest else "/v1/chat/completions"
+    response = rig.http.post(path, content=json.dumps(body))
+    if response.status_code == 200:
+        assert response.text.endswith("data: [DONE]\n\n") if body.get("stream") else answer(response)["choices"]
+    else:
+        assert response.status_code in (400, 404)
+        error(response)
