@@ -17,9 +17,9 @@ extern "C" {
 #endif
 
 // Changes whenever a struct or a signature below does; the Python binding refuses another number.
-#define MV_ABI_VERSION 2
+#define MV_ABI_VERSION 3
 
-enum mv_format { MV_F32 = 0, MV_F16 = 1, MV_BF16 = 2 };
+enum mv_format { MV_F32 = 0, MV_F16 = 1, MV_BF16 = 2, MV_Q8_0 = 3, MV_Q4_0 = 4, MV_Q4_1 = 5 };
 
 // A matrix packed in panels of 16 rows (pack.cpp draws the layout). Used by products and by embedding look-ups.
 typedef struct mv_matrix {
@@ -54,7 +54,8 @@ enum mv_op_kind {
   MV_GELU_MUL = 11,        // x -> out
   MV_GELU = 12,            // x -> out
   MV_TAKE_ROWS = 13,       // x, logit_rows -> out
-  MV_NUM_OPS = 14
+  MV_QUANTIZE = 14,        // x, weight = whose product comes next -> out: width / 10 groups of int8 (quantized.cpp)
+  MV_NUM_OPS = 15
 };
 
 enum mv_rows { MV_ROWS_TOKENS = 0, MV_ROWS_OUTPUT = 1 };  // T rows, or as many as need an output
@@ -110,7 +111,8 @@ MV_EXPORT void *mv_alloc(int64_t bytes);  // 64-byte aligned zeros, in large pag
 MV_EXPORT void mv_free(void *memory, int64_t bytes);
 
 MV_EXPORT int64_t mv_matrix_bytes(int32_t format, int32_t rows, int32_t cols);
-// Packs num_rows row-major rows of the matrix's own format into rows first_row …; padding must start as zeros.
+// Packs num_rows row-major rows of the matrix's own format (quantised ones as GGUF's blocks) into rows first_row …;
+// padding must start as zeros.
 MV_EXPORT void mv_pack_rows(const mv_matrix *matrix, int32_t first_row, int32_t num_rows, const void *rows);
 MV_EXPORT int64_t mv_store_bytes(const mv_store *store);
 

@@ -1,5 +1,4 @@
 // Interleaves the rows of a matrix into panels of 16; kernels/panels.h draws the layout.
-#include <algorithm>
 #include <cstring>
 
 #include "kernels/panels.h"
@@ -8,26 +7,54 @@
 
 namespace {
 
-// Rows first … first + count of `rows` [count][cols], taken PANEL_COLUMNS columns at a time to stay in the cache.
+constexpr int GROUP = mv::GROUP_COLUMNS;
+
+// The panel of a row, and the row's lane in it.
+struct Lane {
+  char *panel;
+  int64_t lane;
+  Lane(const mv_matrix &m, int64_t row)
+      : panel(static_cast<char *>(m.data) + row / mv::PANEL * mv::panel_bytes(m.format, m.cols)),
+        lane(row % mv::PANEL) {}
+};
+
 template <typename Element>
-void pack_plain(const mv_matrix &m, int32_t first, int32_t count, const Element *rows) {
-  const int64_t bytes = mv::panel_bytes(m.format, m.cols);
-  for (int32_t r = 0; r < count; r++) {
-    int64_t row = int64_t(first) + r;
-    Element *to = reinterpret_cast<Element *>(static_cast<char *>(m.data) + row / mv::PANEL * bytes) + row % mv::PANEL;
-    const Element *from = rows + int64_t(r) * m.cols;
-    for (int32_t k = 0; k < m.cols; k++) to[int64_t(k) * mv::PANEL] = from[k];
+void pack_plain(const mv_matrix &m, const Lane &to, const Element *row) {
+  Element *lane = reinterpret_cast<Element *>(to.panel) + to.lane;
+  for (int32_t k = 0; k < m.cols; k++) lane[int64_t(k) * mv::PANEL] = row[k];
+}
+
+void pack_pairs(const mv_matrix &m, const Lane &to, const uint16_t *row) {
+  uint16_t *lane = reinterpret_cast<uint16_t *>(to.panel) + 2 * to.lane;
+  for (int32_t k = 0; k < m.cols; k++) lane[int64_t(k / 2) * (2 * mv::PANEL) + k % 2] = row[k];
+}
+
+// GGUF's blocks of 32: float16 scale, for Q4_1 a float16 minimum, then the codes.
+int64_t block_bytes(int32_t format) { return format == MV_Q8_0 ? 34 : format == MV_Q4_0 ? 18 : 20; }
+
+void pack_eight_bits(const uint8_t *codes, uint8_t *lane) {
+  for (int k = 0; k < GROUP; k++) lane[k / 4 * 64 + k % 4] = uint8_t(codes[k] ^ 128);  // signed code + 128
+}
+
+// The block's byte i holds code i in its low and code i + 16 in its high four bits.
+void pack_four_bits(const uint8_t *codes, uint8_t *lane) {
+  for (int k = 0; k < GROUP; k++) {
+    int code = k < 16 ? codes[k] & 15 : codes[k - 16] >> 4;
+    uint8_t &byte = lane[k / 8 * 64 + k % 4];
+    byte = uint8_t(k / 4 % 2 ? (byte & 15) | code << 4 : (byte & 240) | code);
   }
 }
 
-void pack_pairs(const mv_matrix &m, int32_t first, int32_t count, const uint16_t *rows) {
-  const int64_t bytes = mv::panel_bytes(m.format, m.cols);
-  for (int32_t r = 0; r < count; r++) {
-    int64_t row = int64_t(first) + r;
-    uint16_t *to = reinterpret_cast<uint16_t *>(static_cast<char *>(m.data) + row / mv::PANEL * bytes);
-    to += 2 * (row % mv::PANEL);
-    const uint16_t *from = rows + int64_t(r) * m.cols;
-    for (int32_t k = 0; k < m.cols; k++) to[int64_t(k / 2) * (2 * mv::PANEL) + k % 2] = from[k];
+void pack_blocks(const mv_matrix &m, const Lane &to, const uint8_t *row) {
+  const int64_t groups = m.cols / GROUP, group_bytes = mv::code_bytes(m.format, GROUP);
+  char *scales = to.panel + mv::code_bytes(m.format, m.cols) + to.lane * 2, *minima = scales + groups * mv::PANEL * 2;
+  for (int64_t g = 0; g < groups; g++) {
+    const uint8_t *block = row + g * block_bytes(m.format);
+    uint8_t *codes = reinterpret_cast<uint8_t *>(to.panel) + g * group_bytes + to.lane * 4;
+    std::memcpy(scales + g * mv::PANEL * 2, block, 2);
+    if (m.format == MV_Q4_1) std::memcpy(minima + g * mv::PANEL * 2, block + 2, 2);
+    const uint8_t *packed = block + (m.format == MV_Q4_1 ? 4 : 2);
+    m.format == MV_Q8_0 ? pack_eight_bits(packed, codes) : pack_four_bits(packed, codes);
   }
 }
 
@@ -38,9 +65,17 @@ extern "C" int64_t mv_matrix_bytes(int32_t format, int32_t rows, int32_t cols) {
 }
 
 extern "C" void mv_pack_rows(const mv_matrix *matrix, int32_t first_row, int32_t num_rows, const void *rows) {
-  if (matrix->format == MV_F32) pack_plain(*matrix, first_row, num_rows, static_cast<const float *>(rows));
-  if (matrix->format == MV_F16) pack_plain(*matrix, first_row, num_rows, static_cast<const uint16_t *>(rows));
-  if (matrix->format == MV_BF16) pack_pairs(*matrix, first_row, num_rows, static_cast<const uint16_t *>(rows));
+  const mv_matrix &m = *matrix;
+  const int64_t cols = m.cols;
+  for (int64_t r = 0; r < num_rows; r++) {
+    const Lane to(m, first_row + r);
+    switch (m.format) {
+      case MV_F32: pack_plain(m, to, static_cast<const float *>(rows) + r * cols); break;
+      case MV_F16: pack_plain(m, to, static_cast<const uint16_t *>(rows) + r * cols); break;
+      case MV_BF16: pack_pairs(m, to, static_cast<const uint16_t *>(rows) + r * cols); break;
+      default: pack_blocks(m, to, static_cast<const uint8_t *>(rows) + r * (cols / GROUP) * block_bytes(m.format));
+    }
+  }
 }
 
 extern "C" int64_t mv_store_bytes(const mv_store *s) {

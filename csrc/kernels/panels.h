@@ -6,6 +6,13 @@
 //   float32, float16   panel[k][16 rows]
 //   bfloat16           panel[k / 2][16 rows][k % 2]: a 32-bit lane holds two neighbours in k, so that a shift and a mask
 //                      widen them (and the BF16 dot product can take them as they are)
+//   8-bit codes        panel[k / 4][16 rows][k % 4], each code + 128; a 32-bit lane holds four neighbours in k, as the
+//                      byte dot products want them
+//   4-bit codes        panel[k / 8][16 rows][k % 4]: quads 2i in the low and 2i + 1 in the high four bits of a byte
+//
+// Quantised panels go on with the float16 scales [K / 32][16 rows] and, for Q4_1, minima of the same shape:
+//
+//   Q8_0: w = scale (code - 128)      Q4_0: w = scale (code - 8)      Q4_1: w = scale code + minimum
 //
 // Rows beyond N and, for bfloat16, column K of an odd K are zeros.
 #ifndef MINI_VLLM_KERNELS_PANELS_H
@@ -18,11 +25,20 @@
 namespace mv {
 
 constexpr int PANEL = 16;
+constexpr int GROUP_COLUMNS = 32;  // columns that share a scale
 
+static inline bool is_quantized(int32_t format) { return format >= MV_Q8_0; }
+
+// Bytes of codes of one panel, before its scales.
+static inline int64_t code_bytes(int32_t format, int32_t cols) {
+  return int64_t(cols) * PANEL / (format == MV_Q8_0 ? 1 : 2);
+}
 static inline int64_t panel_bytes(int32_t format, int32_t cols) {
   if (format == MV_F32) return int64_t(cols) * PANEL * 4;
   if (format == MV_BF16) return int64_t((cols + 1) / 2) * PANEL * 4;
-  return int64_t(cols) * PANEL * 2;
+  if (format == MV_F16) return int64_t(cols) * PANEL * 2;
+  int64_t scales = int64_t(cols) / GROUP_COLUMNS * PANEL * 2 * (format == MV_Q4_1 ? 2 : 1);
+  return (code_bytes(format, cols) + scales + 63) / 64 * 64;
 }
 static inline int64_t num_panels(int32_t rows) { return (rows + PANEL - 1) / PANEL; }
 

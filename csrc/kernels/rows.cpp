@@ -35,6 +35,21 @@ void gather_row_bf16(const mv_matrix &m, int64_t row, float scale, float *out) {
   const uint16_t *lane = panel + 2 * (row % PANEL);
   for (int k = 0; k < m.cols; k++) out[k] = BF16::widen1(lane[int64_t(k / 2) * (2 * PANEL) + k % 2]) * scale;
 }
+// Codes times scale, plus the minimum where the format has one; panels.h draws the layout.
+void gather_row_quantized(const mv_matrix &m, int64_t row, float scale, float *out) {
+  const uint8_t *panel = (const uint8_t *)m.data + row / PANEL * panel_bytes(m.format, m.cols);
+  const uint8_t *lane = panel + 4 * (row % PANEL);
+  const uint16_t *scales = (const uint16_t *)(panel + code_bytes(m.format, m.cols)) + row % PANEL;
+  const uint16_t *minima = scales + int64_t(m.cols) / GROUP_COLUMNS * PANEL;
+  const int32_t bias = m.format == MV_Q8_0 ? 128 : m.format == MV_Q4_0 ? 8 : 0;
+  for (int k = 0; k < m.cols; k++) {
+    int32_t code = m.format == MV_Q8_0 ? lane[k / 4 * 64 + k % 4] : lane[k / 8 * 64 + k % 4] >> (k / 4 % 2 * 4) & 15;
+    int64_t group = int64_t(k) / GROUP_COLUMNS * PANEL;
+    float value = float(code - bias) * F16::widen1(scales[group]);
+    if (m.format == MV_Q4_1) value += F16::widen1(minima[group]);
+    out[k] = value * scale;
+  }
+}
 void look_up(const mv_op &op, const int32_t *ids, float scale, int64_t begin, int64_t end) {
   const mv_matrix &m = *op.weight;
   for (int64_t t = begin; t < end; t++) {
@@ -42,6 +57,7 @@ void look_up(const mv_op &op, const int32_t *ids, float scale, int64_t begin, in
     if (m.format == MV_F32) gather_row<F32>(m, ids[t], scale, out);
     if (m.format == MV_F16) gather_row<F16>(m, ids[t], scale, out);
     if (m.format == MV_BF16) gather_row_bf16(m, ids[t], scale, out);
+    if (is_quantized(m.format)) gather_row_quantized(m, ids[t], scale, out);
   }
 }
 void embed(const mv_op &op, const StepView &step, int64_t begin, int64_t end, char *) {

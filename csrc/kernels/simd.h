@@ -44,8 +44,8 @@ static MV_INLINE F load(const float *p) {
   return v;
 }
 static MV_INLINE void store(float *p, F v) { memcpy(p, &v, sizeof v); }
-static MV_INLINE F set1(float x) { return F{} + x; }
 static MV_INLINE F zero() { return F{}; }
+static MV_INLINE F set1(float x) { return x - F{}; }  // x - 0 is x, signed zeros included; compiles to a broadcast
 
 // The first n < W lanes; the others are zero, or left alone in memory.
 static MV_INLINE F load_n(const float *p, int n) {

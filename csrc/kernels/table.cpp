@@ -23,6 +23,7 @@ static KernelTable make_table() {
   table.kernels[MV_GELU_MUL] = GELU_MUL;
   table.kernels[MV_GELU] = GELU;
   table.kernels[MV_TAKE_ROWS] = TAKE_ROWS;
+  table.kernels[MV_QUANTIZE] = QUANTIZE;
   table.attend_scratch_bytes = attend_scratch_bytes;
   table.attend_partial_len = attend_partial_len;
   return table;

@@ -1,18 +1,21 @@
 """Device "native": our C++ library on the CPU. Needs NumPy and libmini_vllm.so only.
 
-Weights stay in float32, float16 or bfloat16 and are widened where they are multiplied; activations are float32. Every
-result has the same bits whatever the batch, the chunking and the threads.
+Weights stay in the number format of their file. Those in float32, float16 and bfloat16 are widened where they are
+multiplied by float32 activations; those in Q8_0, Q4_0 and Q4_1 are multiplied by activations rounded to int8 with a
+scale per row and group of 32. All else is float32. Every result has the same bits whatever the batch, the chunking
+and the threads.
 """
 
 import os
 from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
 
 from mini_vllm.errors import ConfigError
-from mini_vllm.kernels.native_abi import bind_library
-from mini_vllm.kernels.native_memory import NativeStore, PackedMatrix, RopeTables, to_float32
+from mini_vllm.kernels.native_abi import FORMATS, bind_library
+from mini_vllm.kernels.native_memory import LinearWeight, NativeStore, PackedMatrix, RopeTables, to_float32
 from mini_vllm.kernels.native_program import NativeProgram, Team
 from mini_vllm.kernels.native_threads import default_threads
 from mini_vllm.kernels.table import KVShape, Model
@@ -23,7 +26,7 @@ class NativeDevice:
     """See `kernels.table.Device`. `isa`: "avx512", "avx2" or "portable"; default $MINI_VLLM_ISA, else the best."""
 
     name = "native"
-    weight_formats = frozenset({"f32", "f16", "bf16"})
+    weight_formats = frozenset(FORMATS)
     store_dtypes = frozenset({"f32", "f16", "bf16"})
 
     def __init__(self, *, threads: int | None = None, isa: str | None = None) -> None:
@@ -39,16 +42,14 @@ class NativeDevice:
         """The compute threads, for others (the sampler) to share between steps."""
         return self._team
 
-    def linear(self, parts: Sequence[HostTensor], bias: Sequence[HostTensor | None] | None = None) -> PackedMatrix:
-        """See `Device.linear`. Parts of different formats become float32."""
-        fused = None
-        if bias is not None and any(part is not None for part in bias):
-            pieces = [
-                np.zeros(part.shape[0], np.float32) if own is None else to_float32(own)
-                for part, own in zip(parts, bias, strict=True)
-            ]
-            fused = np.concatenate(pieces)
-        return PackedMatrix(self._library, parts, fused)
+    def linear(self, parts: Sequence[HostTensor], bias: Sequence[HostTensor | None] | None = None) -> LinearWeight:
+        """See `Device.linear`. Neighbouring parts of one format become one matrix."""
+        biases = [None] * len(parts) if bias is None else list(bias)
+        matrices = [
+            PackedMatrix(self._library, [part for part, _ in run], _fuse_biases(run))
+            for run in (list(run) for _, run in groupby(zip(parts, biases, strict=True), lambda pair: pair[0].format))
+        ]
+        return LinearWeight(tuple(matrices))
 
     def embedding(self, table: HostTensor) -> PackedMatrix:
         """See `Device.embedding`: one packed copy serves look-ups and the tied head."""
@@ -80,5 +81,14 @@ class NativeDevice:
             "instruction_set": self.isa,
             "threads": str(self._team.threads),
             "weights": " ".join(sorted(self.weight_formats)),
-            "compute": "float32",
+            "compute": "float32; int8 activations for quantised weights",
         }
+
+
+def _fuse_biases(run: Sequence[tuple[HostTensor, HostTensor | None]]) -> npt.NDArray[np.float32] | None:
+    """Biases of the parts of one matrix end to end, zeros where a part has none."""
+    if all(own is None for _, own in run):
+        return None
+    return np.concatenate(
+        [np.zeros(part.shape[0], np.float32) if own is None else to_float32(own) for part, own in run]
+    )

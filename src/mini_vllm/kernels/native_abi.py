@@ -10,7 +10,8 @@ from enum import IntEnum
 from mini_vllm.errors import MissingDependencyError
 from mini_vllm.kernels.native_library import load_library
 
-FORMATS = {"f32": 0, "f16": 1, "bf16": 2}
+FORMATS = {"f32": 0, "f16": 1, "bf16": 2, "q8_0": 3, "q4_0": 4, "q4_1": 5}
+QUANTIZED = frozenset({"q8_0", "q4_0", "q4_1"})
 
 
 class OpKind(IntEnum):
@@ -29,6 +30,7 @@ class OpKind(IntEnum):
     GELU_MUL = 11
     GELU = 12
     TAKE_ROWS = 13
+    QUANTIZE = 14
 
 
 class RowKind(IntEnum):

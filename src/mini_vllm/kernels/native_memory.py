@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mini_vllm.errors import ConfigError
-from mini_vllm.kernels.native_abi import FORMATS, Matrix, Store
+from mini_vllm.kernels.native_abi import FORMATS, QUANTIZED, Matrix, Store
 from mini_vllm.kernels.table import KVShape
 from mini_vllm.kernels.tensors import HostTensor
 
@@ -40,10 +40,10 @@ class Memory:
 
 
 class PackedMatrix:
-    """A weight [N, K] in panels of 16 rows, with an optional float32 bias [N]."""
+    """Rows [N, K] of one number format in panels of 16, with an optional float32 bias [N]."""
 
     def __init__(self, library: ctypes.CDLL, parts: Sequence[HostTensor], bias: npt.NDArray[np.float32] | None) -> None:
-        self.format = parts[0].format if len({part.format for part in parts}) == 1 else "f32"
+        self.format = parts[0].format
         self.num_rows = sum(part.shape[0] for part in parts)
         self.num_cols = parts[0].shape[1]
         code = FORMATS[self.format]
@@ -54,8 +54,8 @@ class PackedMatrix:
             self.struct.bias = bias.ctypes.data
         first = 0
         for part in parts:
-            rows = part.data if part.format == self.format else to_float32(part).reshape(-1).view(np.uint8)
-            rows = _aligned(rows)
+            assert part.format == self.format and part.shape[1] == self.num_cols, f"{part.name} beside {parts[0].name}"
+            rows = _aligned(part.data)
             library.mv_pack_rows(ctypes.byref(self.struct), first, part.shape[0], rows.ctypes.data)
             first += part.shape[0]
 
@@ -64,6 +64,11 @@ class PackedMatrix:
         """Of the struct mv_matrix; valid while this object lives."""
         return ctypes.addressof(self.struct)
 
+    @property
+    def is_quantized(self) -> bool:
+        """Whether its products take int8 activations."""
+        return self.format in QUANTIZED
+
     def round_scale(self, scale: float) -> float:
         """`scale` as this matrix's own number format would hold it, when that has 16 bits."""
         if self.format == "bf16":
@@ -71,6 +76,23 @@ class PackedMatrix:
             rounded = (bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) & np.uint64(0xFFFF0000)
             return float(rounded.astype(np.uint32).view(np.float32))
         return float(np.float16(scale)) if self.format == "f16" else scale
+
+
+@dataclass(frozen=True, slots=True)
+class LinearWeight:
+    """A product's weight [N, K]: matrices one below the other, each in its own number format."""
+
+    matrices: tuple[PackedMatrix, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """N."""
+        return sum(matrix.num_rows for matrix in self.matrices)
+
+    @property
+    def num_cols(self) -> int:
+        """K."""
+        return self.matrices[0].num_cols
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class NativeProgram:
         self._library = library
         recording = RecordingOps()
         hidden = model.hidden(recording, step_context())
-        head = RecordingOps(first_index=hidden.index + 1)
+        head = RecordingOps(first_index=recording.next_index)
         logits = model.logits(head, hidden)
         hidden_ops = fuse_residuals(recording.instructions)
         assert hidden_ops[-1].out == hidden, "a model's hidden states come from its last op"
@@ -191,6 +191,9 @@ def _assemble(
 
 def _fill(op: Op, instruction: Instruction) -> None:
     op.kind, op.row_kind, op.width = instruction.kind, instruction.out.rows, instruction.out.width
+    if instruction.kind == OpKind.LINEAR and instruction.weight is not None:
+        op.width = instruction.weight.num_rows
+        op.out += 4 * instruction.column
     op.eps, op.scale, op.softcap = instruction.eps, instruction.scale, instruction.softcap
     op.rope_dims = instruction.rope_dims
     if instruction.weight is not None:

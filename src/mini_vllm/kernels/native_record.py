@@ -5,13 +5,14 @@ a product add its residual itself, and `assign_buffers` gives activations that a
 Must not know how instructions are run.
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from mini_vllm.kernels.native_abi import OpKind, RowKind
-from mini_vllm.kernels.native_memory import PackedMatrix, RopeTables
+from mini_vllm.kernels.native_memory import LinearWeight, PackedMatrix, RopeTables
 from mini_vllm.kernels.table import AttentionSpec, ForwardContext
 
 Vector = npt.NDArray[np.float32]
@@ -39,6 +40,7 @@ class Instruction:
 
     kind: OpKind
     out: Activation
+    column: int = 0  # where in out's rows a product begins
     x: Activation | None = None
     y: Activation | None = None
     weight: PackedMatrix | None = None
@@ -62,11 +64,12 @@ class RecordingOps:
 
     def __init__(self, first_index: int = 0) -> None:
         self.instructions: list[Instruction] = []
-        self._next = first_index
+        self._quantized: dict[tuple[int, str], Activation] = {}
+        self.next_index = first_index
 
     def _new(self, rows: RowKind, width: int) -> Activation:
-        self._next += 1
-        return Activation(self._next - 1, rows, width)
+        self.next_index += 1
+        return Activation(self.next_index - 1, rows, width)
 
     def _emit(self, instruction: Instruction) -> Activation:
         self.instructions.append(instruction)
@@ -109,9 +112,9 @@ class RecordingOps:
         vectors = (q_weight, k_weight)
         return self._emit(Instruction(OpKind.QK_NORM, out, x=qkv, vectors=vectors, eps=eps, spec=spec))
 
-    def linear(self, x: Activation, weight: PackedMatrix) -> Activation:
+    def linear(self, x: Activation, weight: LinearWeight) -> Activation:
         """See `OpTable.linear`."""
-        return self.logits(x, weight)
+        return self._products(x, weight.matrices, 0.0)
 
     def rope_store(
         self, qkv: Activation, rope: RopeTables | None, positions: StepArray, spec: AttentionSpec
@@ -146,11 +149,28 @@ class RecordingOps:
         _expect(rows, "logit_rows")
         return self._emit(Instruction(OpKind.TAKE_ROWS, self._new(RowKind.OUTPUT, x.width), x=x))
 
-    def logits(self, x: Activation, weight: PackedMatrix, softcap: float = 0.0) -> Activation:
+    def logits(self, x: Activation, weight: LinearWeight | PackedMatrix, softcap: float = 0.0) -> Activation:
         """See `OpTable.logits`."""
-        assert x.width == weight.num_cols, f"{x} times a weight [{weight.num_rows}, {weight.num_cols}]"
-        out = self._new(x.rows, weight.num_rows)
-        return self._emit(Instruction(OpKind.LINEAR, out, x=x, weight=weight, softcap=softcap))
+        return self._products(x, weight.matrices if isinstance(weight, LinearWeight) else (weight,), softcap)
+
+    def _products(self, x: Activation, matrices: tuple[PackedMatrix, ...], softcap: float) -> Activation:
+        """One product per matrix, side by side in one activation."""
+        out = self._new(x.rows, sum(matrix.num_rows for matrix in matrices))
+        column = 0
+        for matrix in matrices:
+            assert x.width == matrix.num_cols, f"{x} times a weight [{matrix.num_rows}, {matrix.num_cols}]"
+            factor = self._quantize(x, matrix) if matrix.is_quantized else x
+            self._emit(Instruction(OpKind.LINEAR, out, column, x=factor, weight=matrix, softcap=softcap))
+            column += matrix.num_rows
+        return out
+
+    def _quantize(self, x: Activation, matrix: PackedMatrix) -> Activation:
+        """x in int8 as products with this format want it: per group of 32 columns 32 bytes, a scale and a term."""
+        key = (x.index, matrix.format)
+        if key not in self._quantized:
+            out = self._new(x.rows, x.width // 32 * 10)
+            self._quantized[key] = self._emit(Instruction(OpKind.QUANTIZE, out, x=x, weight=matrix))
+        return self._quantized[key]
 
 
 def _expect(array: StepArray, name: str) -> None:
@@ -167,26 +187,27 @@ def fuse_residuals(instructions: list[Instruction]) -> list[Instruction]:
 
     The sum is rounded as before, so the bits are the same.
     """
-    readers: dict[int, int] = {}
-    producer: dict[int, int] = {}
-    for position, instruction in enumerate(instructions):
-        producer[instruction.out.index] = position
-        for activation in inputs_of(instruction):
-            readers[activation.index] = readers.get(activation.index, 0) + 1
+    reads = Counter(activation.index for instruction in instructions for activation in inputs_of(instruction))
+    producer = {instruction.out.index: position for position, instruction in enumerate(instructions)}
     fused: list[Instruction | None] = list(instructions)
     for position, instruction in enumerate(instructions):
         if instruction.kind != OpKind.ADD or instruction.x is None or instruction.y is None:
             continue
         for product, other in ((instruction.y, instruction.x), (instruction.x, instruction.y)):
-            made = producer.get(product.index, -1)
-            linear = fused[made] if made >= 0 else None
-            mergeable = linear is not None and linear.kind == OpKind.LINEAR and linear.y is None
-            if linear and mergeable and readers[product.index] == 1 and producer.get(other.index, -1) < made:
+            made = producer[product.index]
+            linear = fused[made]
+            if linear and reads[product.index] == 1 and producer[other.index] < made and _takes_residual(linear):
                 fused[made] = replace(linear, y=other, out=instruction.out)
                 producer[instruction.out.index] = made
                 fused[position] = None
                 break
     return [instruction for instruction in fused if instruction is not None]
+
+
+def _takes_residual(linear: Instruction) -> bool:
+    """A product that nothing is added to yet, and that fills its output alone."""
+    alone = linear.weight is not None and linear.weight.num_rows == linear.out.width
+    return linear.kind == OpKind.LINEAR and linear.y is None and alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +233,7 @@ def assign_buffers(instructions: list[Instruction], external: frozenset[int]) ->
     free: list[int] = []
     for position, instruction in enumerate(instructions):
         out = instruction.out
-        if out.index not in external:
+        if out.index not in external and out.index not in plan.buffer_of:
             plan.buffer_of[out.index] = _take_buffer(plan, free, out)
         for index in {a.index for a in (*inputs_of(instruction), out)} - external:
             if last_use.get(index, position) <= position:

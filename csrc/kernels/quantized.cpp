@@ -1,0 +1,190 @@
+// Products with 4- and 8-bit weights, which stay as they are; activations become int8 on the way in.
+//
+// MV_QUANTIZE rounds every row of x in groups of 32 columns:   scale = max |x| / 127,   q = round(x / scale)
+// and writes one row as   [ q: K bytes | scale: K/32 floats | term: K/32 words ]  with Q = sum of q over the group and
+//
+//     term = -128 Q (Q8_0)   or   -8 Q (Q4_0)   as an integer,   scale * Q (Q4_1)   as a float.
+//
+// A group's share of an output is then, exactly but for the last roundings,
+//
+//     Q8_0, Q4_0:  (sum of code * q + term) * (weight scale * scale)
+//     Q4_1:        (sum of code * q)        * (weight scale * scale)  +  weight minimum * term
+//
+// where codes are unsigned, as the byte dot product of AVX-512 wants one side. The integers are exact in any order; the
+// floats are added group by group in the order of k, so an output has the same bits in every tile.
+#include "kernels/byte_dot.h"
+#include "kernels/formats.h"
+#include "kernels/kernels.h"
+#include "kernels/panels.h"
+#include "kernels/tiles.h"
+
+namespace mv {
+namespace MV_ISA {
+namespace {
+
+constexpr int QUADS = GROUP_COLUMNS / 4;
+constexpr int PREFETCH = 1024;  // bytes of codes ahead
+
+// One row of rounded activations.
+struct QuantizedRow {
+  const int8_t *codes;
+  const float *scales;
+  const int32_t *terms;
+  QuantizedRow(const float *row, int columns)
+      : codes((const int8_t *)row), scales(row + columns / 4), terms((const int32_t *)(scales + columns / 32)) {}
+};
+
+// The quads of a group, from the codes of one panel. SHARE quads come from one load.
+struct Q8 {
+  static constexpr int SHARE = 1, BYTES = GROUP_COLUMNS * PANEL;
+  static constexpr bool MINIMUM = false;
+  static MV_INLINE void quads(const char *codes, Bytes (&w)[SHARE]) { w[0] = eight_bit_codes(load_bytes(codes)); }
+  static MV_INLINE I start(const int32_t *term) { return EIGHT_BIT_CODES_ARE_SIGNED ? I{} : I{} + *term; }
+};
+struct Q4 {
+  static constexpr int SHARE = 2, BYTES = GROUP_COLUMNS * PANEL / 2;
+  static MV_INLINE void quads(const char *codes, Bytes (&w)[SHARE]) {
+    Bytes both = load_bytes(codes);
+    w[0] = both & 15;
+    w[1] = high_nibbles(both);
+  }
+};
+struct Q4_0 : Q4 {
+  static constexpr bool MINIMUM = false;
+  static MV_INLINE I start(const int32_t *term) { return I{} + *term; }
+};
+struct Q4_1 : Q4 {
+  static constexpr bool MINIMUM = true;
+  static MV_INLINE I start(const int32_t *) { return I{}; }
+};
+
+template <typename Q>
+MV_INLINE I dot(I sum, Bytes w, int32_t x) {
+  if constexpr (Q::SHARE == 1) return dot_eight(sum, w, x);
+  return dot_four(sum, w, x);
+}
+
+template <typename Q>
+struct Quantized {
+#if defined(__AVX512F__)
+  static constexpr int ROWS_4 = 2, ROWS_2 = 6, ROWS_1 = 6;
+#elif defined(__AVX2__)
+  static constexpr int ROWS_4 = 0, ROWS_2 = 1, ROWS_1 = 2;
+#else
+  static constexpr int ROWS_4 = 0, ROWS_2 = 0, ROWS_1 = 2;
+#endif
+
+  template <int MR, int NP>
+  static void tile(const Tile &tile) {
+    const mv_op &op = *tile.op;
+    const int K = op.weight->cols, groups = K / GROUP_COLUMNS;
+    const int64_t bytes = panel_bytes(op.weight->format, K);
+    const char *codes = (const char *)op.weight->data + tile.panel * bytes;
+    const char *scales = codes + code_bytes(op.weight->format, K), *minima = scales + int64_t(groups) * PANEL * 2;
+    const float *rows = op.x + tile.row * op.x_stride;
+    const QuantizedRow x(rows, K);
+    const int64_t stride = op.x_stride, byte_stride = stride * 4;
+    F acc[MR][NP * V];
+    MV_UNROLL for (int m = 0; m < MR; m++) {
+      MV_UNROLL for (int v = 0; v < NP * V; v++) acc[m][v] = zero();
+    }
+    for (int g = 0; g < groups; g++) {
+      I sum[MR][NP * V];
+      MV_UNROLL for (int m = 0; m < MR; m++) {
+        I start = Q::start(x.terms + m * stride + g);
+        MV_UNROLL for (int v = 0; v < NP * V; v++) sum[m][v] = start;
+      }
+      const char *group = codes + int64_t(g) * Q::BYTES;
+      const int8_t *columns = x.codes + g * GROUP_COLUMNS;
+      MV_UNROLL for (int i = 0; i < QUADS / Q::SHARE; i++) {
+        Bytes w[NP * V][Q::SHARE];
+        MV_UNROLL for (int p = 0; p < NP; p++) __builtin_prefetch(group + p * bytes + i * 64 + PREFETCH);
+        MV_UNROLL for (int v = 0; v < NP * V; v++) {
+          Q::quads(group + v / V * bytes + i * 64 + v % V * int(sizeof(Bytes)), w[v]);
+        }
+        MV_UNROLL for (int j = 0; j < Q::SHARE; j++) {
+          MV_UNROLL for (int m = 0; m < MR; m++) {
+            int32_t four;
+            memcpy(&four, columns + m * byte_stride + (i * Q::SHARE + j) * 4, 4);
+            MV_UNROLL for (int v = 0; v < NP * V; v++) sum[m][v] = dot<Q>(sum[m][v], w[v][j], four);
+          }
+        }
+      }
+      MV_UNROLL for (int v = 0; v < NP * V; v++) {
+        const int64_t at = v / V * bytes + (int64_t(g) * PANEL + v % V * W) * 2;
+        F weight_scale = F16::widen((const uint16_t *)(scales + at));
+        MV_UNROLL for (int m = 0; m < MR; m++) {
+          F scale = weight_scale * set1(x.scales[m * stride + g]);
+          acc[m][v] = fma(__builtin_convertvector(sum[m][v], F), scale, acc[m][v]);
+        }
+        if constexpr (Q::MINIMUM) {
+          F minimum = F16::widen((const uint16_t *)(minima + at));
+          MV_UNROLL for (int m = 0; m < MR; m++) {
+            float term;
+            memcpy(&term, x.terms + m * stride + g, 4);
+            acc[m][v] = fma(minimum, set1(term), acc[m][v]);
+          }
+        }
+      }
+    }
+    MV_UNROLL for (int m = 0; m < MR; m++) {
+      MV_UNROLL for (int v = 0; v < NP * V; v++) finish(op, tile.row + m, tile.panel * PANEL + v * W, acc[m][v]);
+    }
+  }
+};
+
+// One group of a row. A group whose largest number is below 1e-30 counts as zeros.
+void quantize_group(const float *x, int32_t format, int8_t *codes, float *scale, int32_t *term) {
+  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, held in the low bits
+  F largest = zero();
+  MV_UNROLL for (int i = 0; i < GROUP_COLUMNS; i += W) {
+    F v = load(x + i);
+    largest = max(largest, as_float(as_int(v) & 0x7fffffff));
+  }
+  float peak = max_lanes(largest);
+  bool empty = peak < 1e-30f;
+  float inverse = empty ? 0.0f : 127.0f / peak;
+  *scale = empty ? 0.0f : peak / 127.0f;
+  int32_t rounded[GROUP_COLUMNS], total = 0;
+  MV_UNROLL for (int i = 0; i < GROUP_COLUMNS; i += W) {
+    I q = as_int(load(x + i) * inverse + magic) - 0x4b400000;
+    memcpy(rounded + i, &q, sizeof q);
+  }
+  for (int i = 0; i < GROUP_COLUMNS; i++) {
+    codes[i] = int8_t(rounded[i]);
+    total += rounded[i];
+  }
+  if (format == MV_Q4_1) {
+    float shift = *scale * float(total);
+    memcpy(term, &shift, 4);
+  } else {
+    *term = total * (format == MV_Q8_0 ? -128 : -8);
+  }
+}
+
+void quantize(const mv_op &op, const StepView &, int64_t begin, int64_t end, char *) {
+  const int groups = op.weight->cols / GROUP_COLUMNS;
+  for (int64_t t = begin; t < end; t++) {
+    const float *x = op.x + t * op.x_stride;
+    float *out = op.out + t * op.out_stride;
+    QuantizedRow row(out, op.weight->cols);
+    for (int g = 0; g < groups; g++)
+      quantize_group(x + g * GROUP_COLUMNS, op.weight->format, (int8_t *)row.codes + g * GROUP_COLUMNS,
+                     (float *)row.scales + g, (int32_t *)row.terms + g);
+  }
+}
+
+}  // namespace
+
+void multiply_quantized(const mv_op &op, int64_t num_rows, int64_t begin, int64_t end) {
+  switch (op.weight->format) {
+    case MV_Q8_0: return multiply_units<Quantized<Q8>>(op, num_rows, begin, end);
+    case MV_Q4_0: return multiply_units<Quantized<Q4_0>>(op, num_rows, begin, end);
+    case MV_Q4_1: return multiply_units<Quantized<Q4_1>>(op, num_rows, begin, end);
+  }
+}
+
+const Kernel QUANTIZE = {units_rows, quantize, 1};
+
+}  // namespace MV_ISA
+}  // namespace mv

@@ -1,0 +1,97 @@
+// What all products share: how rows and panels are cut into register tiles, and what happens to a finished output.
+//
+// A product P names the largest tiles that fit the registers (rows of a tile of 4, 2 and 1 panels) and has
+// `P::tile<MR, NP>(Tile)`, which multiplies MR rows by NP panels. Whatever MR and NP, P must give each output the same
+// bits: one chain of operations in the order of k.
+//
+// A unit of work is a panel of a block of rows. Units run through the panels of one block of rows, then the next block,
+// so that the block of x stays in the second-level cache while weights stream by; one token streams the whole matrix once.
+#ifndef MINI_VLLM_KERNELS_TILES_H
+#define MINI_VLLM_KERNELS_TILES_H
+
+#include "kernels/kernels.h"
+#include "kernels/numeric.h"
+#include "kernels/panels.h"
+
+namespace mv {
+namespace MV_ISA {
+namespace {
+
+constexpr int V = PANEL / W;  // vectors of a panel
+constexpr int ROW_BLOCK = 48;
+
+struct Tile {
+  const mv_op *op;
+  int64_t row, panel;
+};
+
+// Bias, soft cap, residual; then the columns that exist.
+MV_INLINE void finish(const mv_op &op, int64_t row, int64_t column, F value) {
+  int n = min32(W, int(op.width - column));
+  if (n <= 0) return;
+  bool whole = n == W;
+  const float *bias = op.weight->bias;
+  if (bias) value += whole ? load(bias + column) : load_n(bias + column, n);
+  if (op.softcap != 0.0f) value = softcap(value, op.softcap);
+  const float *y = op.y ? op.y + row * op.y_stride + column : nullptr;
+  if (y) value += whole ? load(y) : load_n(y, n);
+  float *out = op.out + row * op.out_stride + column;
+  whole ? store(out, value) : store_n(out, value, n);
+}
+
+// P::tile for every number of rows 1 … LIMIT, in a table.
+typedef void (*TileFunction)(const Tile &);
+template <typename P, int NP, int LIMIT>
+struct TileTable {
+  TileFunction by_rows[LIMIT + 1];
+  template <int MR>
+  void fill() {
+    by_rows[MR] = P::template tile<MR, NP>;
+    if constexpr (MR > 1) fill<MR - 1>();
+  }
+  TileTable() {
+    by_rows[0] = nullptr;
+    fill<LIMIT>();
+  }
+};
+
+// As many tiles of NP panels as fit in [panel, end), each over all rows of the block. Returns the first panel left.
+template <typename P, int NP, int LIMIT>
+MV_INLINE int64_t sweep(const mv_op &op, int64_t row, int rows, int tile_rows, int64_t panel, int64_t end) {
+  if constexpr (LIMIT > 0) {
+    static const TileTable<P, NP, LIMIT> table;
+    for (; tile_rows <= LIMIT && panel + NP <= end; panel += NP) {
+      for (int r = 0; r < rows; r += tile_rows) {
+        Tile tile = {&op, row + r, panel};
+        table.by_rows[min32(tile_rows, rows - r)](tile);
+      }
+    }
+  }
+  return panel;
+}
+
+template <typename P>
+void multiply_block(const mv_op &op, int64_t row, int rows, int64_t panel, int64_t end) {
+  int tiles = (rows + P::ROWS_1 - 1) / P::ROWS_1;
+  int tile_rows = (rows + tiles - 1) / tiles;  // even tiles rather than whole ones and a small rest
+  panel = sweep<P, 4, P::ROWS_4>(op, row, rows, tile_rows, panel, end);
+  panel = sweep<P, 2, P::ROWS_2>(op, row, rows, tile_rows, panel, end);
+  sweep<P, 1, P::ROWS_1>(op, row, rows, tile_rows, panel, end);
+}
+
+template <typename P>
+void multiply_units(const mv_op &op, int64_t num_rows, int64_t begin, int64_t end) {
+  int64_t panels = num_panels(op.width);
+  while (begin < end) {
+    int64_t block = begin / panels, first = begin % panels;
+    int64_t last = min64(panels, first + (end - begin));
+    int64_t row = block * ROW_BLOCK;
+    multiply_block<P>(op, row, int(min64(ROW_BLOCK, num_rows - row)), first, last);
+    begin += last - first;
+  }
+}
+
+}  // namespace
+}  // namespace MV_ISA
+}  // namespace mv
+#endif
