@@ -29,10 +29,12 @@ def model(default_model: Path) -> Iterator[Rig]:
 
 def test_it_answers(model: Rig) -> None:
     with openai.OpenAI(base_url=model.url + "/v1", api_key="none", max_retries=0) as client:
-        messages = [{"role": "user", "content": "What is the capital of France?"}]
-        answer = client.chat.completions.create(model=NAME, messages=messages, temperature=0, max_tokens=20)
-    assert "Paris" in answer.choices[0].message.content
+        messages = [{"role": "user", "content": "What is 2+2?"}]
+        answer = client.chat.completions.create(model=NAME, messages=messages, temperature=0, max_tokens=40)
+        counted = client.completions.create(model=NAME, prompt="1, 2, 3, 4, 5, 6, 7,", temperature=0, max_tokens=6)
+    assert "4" in answer.choices[0].message.content
     assert answer.choices[0].finish_reason == "stop"
+    assert counted.choices[0].text == " 8, 9,"
 
 
 def test_streamed_alone_and_in_a_batch_are_one_text(model: Rig) -> None:
