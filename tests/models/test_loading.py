@@ -112,7 +112,7 @@ def _bfloat16_checkpoint():
     ("dtype", "expected"),
     [("auto", torch.bfloat16), ("bfloat16", torch.bfloat16), ("float32", torch.float32), ("float16", torch.float16)],
 )
-def test_dtype_auto_keeps_the_file_and_another_converts(dtype, expected):
+def test_cli_04_dtype_auto_keeps_the_file_and_another_converts(dtype, expected):
     model = load_model(_bfloat16_checkpoint(), TorchDevice(), dtype=dtype, max_model_len=64).model
     layer = model.layers[0]
     assert {model.embedding.weight.dtype, layer.qkv.weight.dtype, model.head.weight.dtype} == {expected}
@@ -145,7 +145,7 @@ def test_too_long_a_maximum_length_is_refused():
         load_model(ZeroCheckpoint(stretched, llama_shapes()), TorchDevice(), max_model_len=129)
 
 
-def test_loading_keeps_no_second_copy():
+def test_cli_04_loading_keeps_no_second_copy():
     """Python and NumPy hold one tensor at a time: torch's own memory is not traced, so the rest is what remains."""
     config = llama_config(hidden_size=256, intermediate_size=512, vocab_size=1000, num_hidden_layers=8)
     shapes = {name: _enlarge(name, shape) for name, shape in _many_layers(8).items()}
