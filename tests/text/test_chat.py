@@ -145,6 +145,19 @@ def test_tpl_06_null_content_of_a_tool_call_turn_shows_nothing(source, content) 
     assert "42" in text
 
 
+@pytest.mark.parametrize("content", [None, "", "absent"])
+def test_tpl_06_a_template_that_looks_for_null_beside_tool_calls_finds_it(content) -> None:
+    source = (
+        "{% for m in messages %}{% if m['role'] == 'assistant' and m['content'] is none %}CALL "
+        "{{ m['tool_calls'][0]['function']['name'] }}{% else %}{{ m['content'] }};{% endif %}{% endfor %}"
+    )
+    assistant = {"role": "assistant", "content": content, "tool_calls": [CALL]}
+    if content == "absent":
+        del assistant["content"]
+    plain = {"role": "assistant", "content": None}
+    assert ours(source).render([*USER, plain, assistant]) == USER[0]["content"] + ";;CALL weather"
+
+
 @pytest.mark.parametrize("role", ["user", "system", "developer"])
 def test_tpl_06_null_content_of_a_user_is_refused(role: str) -> None:
     with pytest.raises(ChatTemplateError, match=rf"messages\[0\] \({role}\) has no content"):

@@ -4,13 +4,14 @@ Jinja is imported at the first rendering. Must not know tokenizers or requests; 
 without adding special tokens, because the template writes them itself.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mini_vllm.errors import ChatTemplateError
-from mini_vllm.text.messages import prepare_messages
+from mini_vllm.text.messages import Wishes, prepare_messages
 from mini_vllm.text.template_files import template_file
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _PROBE = "probe text"
 _HERE = "\ue123here the final message continues\ue123"  # private-use characters: no text contains this
+_ASKS_FOR_NULL = re.compile(r"""\bcontent(['"]\])?\s+is\s+none\b""")
 _OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
@@ -66,7 +68,7 @@ class ChatTemplate:
         self._now = now
         self._sandbox: TemplateSandbox | None = None
         self._compiled: dict[str, Template] = {}
-        self._wants_parts: dict[str, bool] = {}
+        self._known_wishes: dict[str, Wishes] = {}
 
     def __bool__(self) -> bool:
         """Whether there is a template."""
@@ -108,11 +110,7 @@ class ChatTemplate:
                 param="chat_template_kwargs",
             )
         name = self._choose(bool(tools))
-        prepared = prepare_messages(
-            messages,
-            wants_parts=self._walks_over_parts(name),
-            keeps_developer="developer" in self.sources[name],
-        )
+        prepared = prepare_messages(messages, self._wishes(name))
         if continue_final_message:
             _mark_end(prepared[-1])
         text = self._run(
@@ -174,13 +172,16 @@ class ChatTemplate:
                 f"the chat template refused these messages: {_line(error)}", param="messages"
             ) from error
 
-    def _walks_over_parts(self, name: str) -> bool:
-        """Whether the template loses text given as a string and shows it when given as parts."""
-        if name not in self._wants_parts:
-            self._wants_parts[name] = not self._shows(name, _PROBE) and self._shows(
-                name, [{"type": "text", "text": _PROBE}]
+    def _wishes(self, name: str) -> Wishes:
+        """What the template can take. It wants parts if it loses text given as a string and shows it given as parts."""
+        if name not in self._known_wishes:
+            as_part = [{"type": "text", "text": _PROBE}]
+            self._known_wishes[name] = Wishes(
+                parts=not self._shows(name, _PROBE) and self._shows(name, as_part),
+                null=_ASKS_FOR_NULL.search(self.sources[name]) is not None,
+                developer="developer" in self.sources[name],
             )
-        return self._wants_parts[name]
+        return self._known_wishes[name]
 
     def _shows(self, name: str, content: Any) -> bool:
         message = {"role": "user", "content": content}
@@ -194,8 +195,8 @@ class ChatTemplate:
 
 def _mark_end(message: dict[str, Any]) -> None:
     content = message["content"]
-    if isinstance(content, str):
-        message["content"] = content + _HERE
+    if not isinstance(content, list):
+        message["content"] = (content or "") + _HERE
     else:
         message["content"] = [{"type": "text", "text": content[-1]["text"] + _HERE}]
 

@@ -6,6 +6,7 @@ OpenAI clients send text as a string, as parts, or as null; tool arguments as a 
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from mini_vllm.errors import ChatTemplateError
@@ -34,25 +35,33 @@ class ToolArguments(dict[str, Any]):
         return str(other) + self._text
 
 
-def prepare_messages(
-    messages: Iterable[Mapping[str, Any]], *, wants_parts: bool = False, keeps_developer: bool = False
-) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a template can take."""
+
+    parts: bool = False  # it walks over content parts and cannot take text
+    null: bool = False  # it asks itself whether the content is none
+    developer: bool = False  # it knows the role
+
+
+def prepare_messages(messages: Iterable[Mapping[str, Any]], wishes: Wishes = Wishes()) -> list[dict[str, Any]]:
     """Copies of the messages for a template (`ChatTemplateError` names the message at fault).
 
-    Null content becomes empty text for assistant and tool messages and is refused for others. Text parts are joined
-    by newlines, unless the template itself walks over parts. Keys whose value is null are left out. A `developer`
-    message becomes a `system` one, unless the template knows the role.
+    Null content becomes empty text for assistant and tool messages (it stays null beside tool calls for a template
+    that looks for that) and is refused for others. Text parts are joined by newlines, unless the template itself walks
+    over parts. Keys whose value is null are left out. A `developer` message becomes a `system` one, unless the template
+    knows the role.
     """
-    prepared = [_prepare(index, message, wants_parts=wants_parts) for index, message in enumerate(messages)]
+    prepared = [_prepare(index, message, wishes) for index, message in enumerate(messages)]
     if not prepared:
         raise ChatTemplateError("messages is empty; send at least one message", param="messages")
     for message in prepared:
-        if message["role"] == "developer" and not keeps_developer:
+        if message["role"] == "developer" and not wishes.developer:
             message["role"] = "system"
     return prepared
 
 
-def _prepare(index: int, message: Mapping[str, Any], *, wants_parts: bool) -> dict[str, Any]:
+def _prepare(index: int, message: Mapping[str, Any], wishes: Wishes) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise _fault(index, f"is {type(message).__name__}; it must be an object with role and content")
     role = message.get("role")
@@ -60,7 +69,9 @@ def _prepare(index: int, message: Mapping[str, Any], *, wants_parts: bool) -> di
         raise _fault(index, f"has role {role!r}; it must be text such as user, assistant, system or tool")
     prepared = {key: value for key, value in message.items() if value is not None}
     text = _text(index, role, message.get("content"))
-    prepared["content"] = [{"type": "text", "text": text}] if wants_parts else text
+    prepared["content"] = [{"type": "text", "text": text}] if wishes.parts else text
+    if wishes.null and not text and prepared.get("tool_calls"):
+        prepared["content"] = None
     if "tool_calls" in prepared:
         prepared["tool_calls"] = _tool_calls(index, prepared["tool_calls"])
     return prepared
