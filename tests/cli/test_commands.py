@@ -50,7 +50,7 @@ def test_generate_is_the_same_streamed_or_not_and_in_every_cache_mode(run, model
         (["{model}", "--prompt", "Hello there"], ""),
         (["{model}"], "Hello there"),
         (["{model}", "-"], "Hello there"),
-        (["-m", "{model}"], "Hello there"),
+        (["-m", "{model}"], "Hello there\n"),
     ],
 )
 def test_generate_takes_model_and_prompt_in_every_way(run, model, words, stdin) -> None:
@@ -176,6 +176,27 @@ def test_inspect_counts_without_loading(run, model) -> None:
     assert any(re.fullmatch(r"parameters +41,\d{3}", line) for line in lines)
     half = json.loads(run("inspect", model, "--json", "--dtype", "bfloat16").out)
     assert half["weights_in_memory"] < 0.6 * facts["weights_in_memory"]
+
+
+def test_inspect_shows_what_the_model_sets(run, tmp_path) -> None:
+    folder = write_model(tmp_path / "m")
+    (folder / "generation_config.json").write_text(
+        json.dumps({"temperature": 0.6, "top_p": 0.9, "eos_token_id": [2, 0]})
+    )
+    facts = json.loads(run("inspect", folder, "--json").out)
+    assert facts["sampling_defaults"] == "temperature 0.6, top_p 0.9"
+    assert facts["end_tokens"] == "0 <|endoftext|>, 2 <|im_end|>"
+
+
+def test_lod_11_flags_go_before_the_models_settings(run, tmp_path) -> None:
+    folder = write_model(tmp_path / "m")
+    greedy = run("generate", folder, "The fox", "-n", 16, "--ignore-eos").out
+    settings = {"temperature": 5.0, "top_k": 0, "repetition_penalty": 1.3}
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    flags = ["generate", folder, "The fox", "-n", 16, "--ignore-eos", "--seed", 1]
+    assert run(*flags).out != greedy
+    assert run(*flags, "--temperature", 0, "--repetition-penalty", 1).out == greedy
+    assert run(*flags, "--no-generation-config").out == greedy
 
 
 def test_pull_of_something_local_prints_its_path(run, model) -> None:

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from mini_vllm.cli.render import complain, make_lossless, note, write
+from mini_vllm.cli.render import complain, make_lossless, note, progress, write
 
 PROGRAM = [sys.executable, "-c", "import sys; from mini_vllm.cli.app import main; sys.exit(main())"]
 
@@ -116,6 +116,15 @@ def test_cli_07_a_failing_print_is_not_an_error(monkeypatch) -> None:
     make_lossless(ascii_only)
     write("é", stream=ascii_only)
     assert ascii_only.buffer.getvalue() == b"\\xe9\\u65e5\\xe9"
+
+
+def test_progress_is_one_line_where_nobody_is_looking(capsys) -> None:
+    with progress("fetching x", unit="bytes") as bar:
+        bar.update(1, 2048)
+        bar.update(2048, 2048)
+    with progress("generating") as bar:
+        bar.update(1, 2)
+    assert capsys.readouterr() == ("", "fetching x (2.0 KiB)\n")
 
 
 def test_stats_reads_a_server(run) -> None:

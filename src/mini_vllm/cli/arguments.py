@@ -41,7 +41,7 @@ def take_model_and_text(words: list[str], options: Options, *, text: str | None 
         return found
     if on_terminal(sys.stdin):
         raise InvalidParameterError("there is no text; give it in quotes, or through standard input", param="prompt")
-    return sys.stdin.read()
+    return sys.stdin.read().removesuffix("\n")  # the one that echo and editors put there
 
 
 def may_name_model(options: Options) -> bool:

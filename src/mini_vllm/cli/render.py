@@ -107,7 +107,7 @@ def panel(body: str, *, title: str, subtitle: str) -> None:
 
 @contextmanager
 def progress(description: str, *, unit: str = "items") -> Iterator["Bar"]:
-    """A progress bar on standard error; silent when nobody is looking."""
+    """A progress bar on standard error; when nobody is looking, one line for a download and nothing for the rest."""
     bar = Bar(description, unit=unit)
     try:
         yield bar
@@ -121,12 +121,16 @@ class Bar:
     def __init__(self, description: str, *, unit: str) -> None:
         self._description = description
         self._in_bytes = unit == "bytes"
+        self._announced = False
         self._progress: Progress | None = None
         self._task: TaskID | None = None
 
     def update(self, done: float, total: float | None) -> None:
         """Show how far things are."""
         if not on_terminal(sys.stderr):
+            if self._in_bytes and not self._announced:
+                self._announced = True
+                note(self._description + (f" ({show_bytes(int(total))})" if total else ""))
             return
         if self._progress is None:
             self._progress = self._start()

@@ -62,6 +62,7 @@ def inspect_model(config: EngineConfig) -> dict[str, Any]:
             "weights_in_file": tensors.num_bytes,
             "weights_in_memory": weight_bytes,
             **_tokenizer(config, checkpoint),
+            "sampling_defaults": _sampling(checkpoint.generation_config),
             **({} if info is None else _memory(config, info, device, _Weights(tensors.main_format, weight_bytes or 0))),
             "cache_mode": cache_mode(config),
             "kernels": kernels,
@@ -175,6 +176,14 @@ def _tokenizer(config: EngineConfig, checkpoint: "Checkpoint") -> dict[str, Any]
         "end_tokens": ", ".join(f"{token_id} {tokenizer.piece(token_id)}" for token_id in ends) or "none",
         "chat_template": ", ".join(sorted(template.sources)) or "none",
     }
+
+
+def _sampling(generation_config: dict[str, Any]) -> str:
+    """What the model's generation config sets where a request does not."""
+    from mini_vllm.engine.assembly import sampling_defaults
+
+    found = sampling_defaults(generation_config)
+    return ", ".join(f"{name} {value}" for name, value in found.items()) or "none"
 
 
 def _device(config: EngineConfig, checkpoint: "Checkpoint") -> "tuple[Device | None, str]":
