@@ -265,6 +265,11 @@ def test_malformed_messages_are_refused_by_place(messages, says) -> None:
         ours(templates.CHATML).render(messages)
 
 
+def test_the_requests_own_variables_cannot_be_replaced() -> None:
+    with pytest.raises(ChatTemplateError, match="template variable messages is set by the request itself"):
+        ours(templates.CHATML).render(USER, messages=[])
+
+
 def test_messages_are_not_changed() -> None:
     messages = [{"role": "developer", "content": "x", "name": None}, *TOOL_TURNS]
     before = json.dumps(messages)

@@ -82,6 +82,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Iterable[Mapping[str, Any]],
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
