@@ -116,7 +116,7 @@ MV_EXPORT int64_t mv_matrix_bytes(int32_t format, int32_t rows, int32_t cols);
 MV_EXPORT void mv_pack_rows(const mv_matrix *matrix, int32_t first_row, int32_t num_rows, const void *rows);
 MV_EXPORT int64_t mv_store_bytes(const mv_store *store);
 
-MV_EXPORT mv_team *mv_team_create(int32_t threads);
+MV_EXPORT mv_team *mv_team_create(int32_t threads);  // NULL when the system refuses memory or threads
 MV_EXPORT void mv_team_destroy(mv_team *team);
 
 // Ops and what they point to must outlive the program; isa is one that mv_isa_supported accepts. NULL on failure.

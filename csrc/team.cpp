@@ -2,7 +2,7 @@
 #include "team.h"
 
 #include <algorithm>
-#include <new>
+#include <exception>
 
 #include "control_word.h"
 
@@ -24,10 +24,18 @@ inline void pause() {
 }  // namespace
 
 Team::Team(int threads) : ranges_(size_t(std::max(1, threads))) {
-  for (int t = 1; t < this->threads(); t++) workers_.emplace_back([this, t] { serve(t); });
+  try {
+    workers_.reserve(ranges_.size());
+    for (int t = 1; t < this->threads(); t++) workers_.emplace_back([this, t] { serve(t); });
+  } catch (...) {
+    stop();
+    throw;
+  }
 }
 
-Team::~Team() {
+Team::~Team() { stop(); }
+
+void Team::stop() {
   stopping_ = true;
   announce(phase_.load() + 1);
   for (std::thread &worker : workers_) worker.join();
@@ -39,8 +47,9 @@ void Team::run(const Job &job) {
   op_ = -1;
   active_ = true;
   advance();
+  // Left only on seeing the last phase: then its announcement has happened, and no late one can fall into the next job.
   uint32_t phase = phase_.load(std::memory_order_acquire);
-  while (active_.load(std::memory_order_acquire)) {
+  while (phase != last_phase_.load(std::memory_order_acquire)) {
     work(phase, 0);
     phase = wait_beyond(phase, SPINS_IN_JOB);
   }
@@ -87,7 +96,8 @@ void Team::advance() {
   }
   uint32_t phase = phase_.load(std::memory_order_relaxed) + 1;
   if (units == 0) {
-    active_.store(false, std::memory_order_release);
+    active_.store(false, std::memory_order_relaxed);
+    last_phase_.store(phase, std::memory_order_release);
     announce(phase);
     return;
   }
@@ -127,5 +137,11 @@ uint32_t Team::wait_beyond(uint32_t phase, int spins) {
 
 }  // namespace mv
 
-extern "C" mv_team *mv_team_create(int32_t threads) { return new (std::nothrow) mv_team(threads); }
+extern "C" mv_team *mv_team_create(int32_t threads) {
+  try {
+    return new mv_team(threads);
+  } catch (const std::exception &) {  // no memory, or the system refuses more threads
+    return nullptr;
+  }
+}
 extern "C" void mv_team_destroy(mv_team *team) { delete team; }

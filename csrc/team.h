@@ -48,6 +48,7 @@ class Team {
     int64_t end = 0;                 // unit after the last; valid while the phase lasts
   };
 
+  void stop();
   void serve(int thread);
   void work(uint32_t phase, int thread);
   int64_t claim_and_run(uint32_t phase, Range &range, int thread);
@@ -60,7 +61,8 @@ class Team {
   std::atomic<uint32_t> sleepers_{0};
   alignas(64) std::atomic<int64_t> units_left_{0};
   alignas(64) std::atomic<int64_t> chunk_{1};
-  std::atomic<bool> active_{false}, stopping_{false};
+  std::atomic<bool> active_{false}, stopping_{false};  // active_ only tells idle threads how long to spin
+  std::atomic<uint32_t> last_phase_{0};                 // of the newest finished job
   Job job_{};
   int32_t op_ = -1;
   std::mutex mutex_;
