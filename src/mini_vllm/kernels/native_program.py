@@ -29,6 +29,8 @@ class Team:
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         self.threads = threads
         self.handle: int = library.mv_team_create(threads)
+        if not self.handle:
+            raise ConfigError(f"cannot start {threads} threads: the system refuses them; ask for fewer with --threads")
         weakref.finalize(self, library.mv_team_destroy, self.handle).atexit = False
 
 
