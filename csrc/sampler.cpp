@@ -71,8 +71,8 @@ float penalised(float x, int count, const mv_sampler_row &row) {
   return count > 0 ? x - row.presence : x;
 }
 
-const float *edit(const float *x, int n, const mv_sampler_row &row, std::vector<float> &out) {
-  out.resize(size_t(n));
+const float *edit(const float *x, int n, int vocab, const mv_sampler_row &row, std::vector<float> &out) {
+  out.resize(size_t(vocab));  // ids from the limit n on may be named too
   if (row.num_allowed >= 0) {
     std::fill(out.begin(), out.end(), NEVER);
     for (int i = 0; i < row.num_allowed; i++) out[row.allowed[i]] = clean(x[row.allowed[i]]);
@@ -212,7 +212,7 @@ int32_t draw_from(const std::vector<Candidate> &candidates, Race &race) {
 
 int32_t sample_row(const float *logits, int vocab, const mv_sampler_row &params, Scratch &scratch) {
   const int n = std::min(vocab, params.limit);
-  const float *x = has_edits(params) ? edit(logits, n, params, scratch.edited) : logits;
+  const float *x = has_edits(params) ? edit(logits, n, vocab, params, scratch.edited) : logits;
   RowView row = view(x, n, params.inv_temperature, scratch);
   if (!(row.largest > NEVER)) return params.fallback_id;
   if (params.inv_temperature == 0) return first_largest(row);
@@ -261,7 +261,12 @@ void score_row(const float *x, int vocab, const mv_scores &scores, int index, Sc
   auto logprob = [&](float logit) { return float(std::max(double(logit) - log_sum, double(scores.floor))); };
   const float chosen = whole.x[token];
   scores.logprobs[index] = logprob(chosen);
-  // Ranks and alternatives are by the logits themselves, s = x - 0, of ids below the limit.
+  // Ranks and alternatives are by the logits themselves, s = x - 0, of ids below the limit; so the limit's block has
+  // the maximum of those.
+  if (limit % BLOCK) {
+    const float *begin = whole.x + limit / BLOCK * BLOCK;
+    scratch.maxima[size_t(limit / BLOCK)] = *std::max_element(begin, whole.x + limit);
+  }
   const RowView known = {whole.x, limit, whole.maxima, 0, 1.0f};
   scores.ranks[index] = rank_of(known, chosen, token);
   const int count = std::min(scores.counts[index], limit);
