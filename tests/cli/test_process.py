@@ -167,3 +167,13 @@ def test_serve_answers_and_ends_with_the_first_ctrl_c(model) -> None:
     _, err = process.communicate(timeout=20)
     assert process.returncode == 0, err
     assert b"Traceback" not in err
+
+
+def test_srv_29_a_busy_port_is_said_before_the_model_is_fetched(run) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        ran = run("serve", "no-such-owner/no-such-model", "--port", port)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.count("\n") == 1 and f"port {port} on 127.0.0.1 is in use" in ran.err

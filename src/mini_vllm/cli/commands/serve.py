@@ -21,7 +21,6 @@ def command(
     """
     no_more(take_model(list(words or []), options))
     config, server_config = options.engine_config(), options.server_config()
-    fetch(config)
     from mini_vllm import server
 
-    return server.run(config, server_config)
+    return server.run(config, server_config, prepare=lambda: fetch(config))
