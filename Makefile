@@ -8,7 +8,7 @@ ARGS ?=
 TEST_ARGS ?=
 SOURCES := pyproject.toml $(wildcard csrc/* csrc/*/*)
 
-.PHONY: help serve test test-fast check format docs clean
+.PHONY: help serve test test-fast check format docs peers clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -36,6 +36,9 @@ format: $(VENV)/.installed-test ## format the sources
 
 docs: $(VENV)/.installed-test ## rewrite the generated reference pages
 	@$(BIN)/python tools/generate_docs.py
+
+peers: $(VENV)/.installed ## install the engines that `mini-vllm bench peers` compares us with (an hour; see docs/guides/benchmarks.md)
+	@PYTHON=$(abspath $(BIN)/python) tools/peers.sh
 
 clean: ## remove the environment and all build outputs
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

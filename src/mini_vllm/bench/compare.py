@@ -1,0 +1,246 @@
+"""The whole comparison: the machine's limits, then every stage of the plan and the rows beside it; one record.
+
+Nothing here stops the run: what cannot be measured is a failed row.
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from mini_vllm import weights
+from mini_vllm.bench import limits as machine_limits
+from mini_vllm.bench import machine, process_rows, self_rows
+from mini_vllm.bench.drive import Contest, Drive, Pace
+from mini_vllm.bench.forms import tinyllama_form
+from mini_vllm.bench.limits import Limits
+from mini_vllm.bench.peers import ours, peer_launch
+from mini_vllm.bench.places import models_folder, peers_base
+from mini_vllm.bench.plan import STAGES, Meeting, Selection, Stage, select
+from mini_vllm.bench.roofline import SMOLLM2, TINYLLAMA, Weights, limit
+from mini_vllm.bench.rows import Row, failed, hardest
+from mini_vllm.bench.subject import Launch, Sample, Subject, SubjectError
+from mini_vllm.bench.workloads import SAMPLED32, THROUGHPUT, Work
+from mini_vllm.bench.workloads import TINYLLAMA as TINYLLAMA_WORK
+from mini_vllm.errors import MiniVLLMError
+
+logger = logging.getLogger(__name__)
+
+QUICK_MINUTES = 24.0
+QUICK = Pace(least=1, most=3, seconds=4.0)
+FULL = Pace(least=3, most=9, seconds=60.0)
+
+# Which form of ours a row's weights stand for, and how that form's numbers are stored.
+OUR_FORMS = {"4bit": "q4_1", "8bit": "q8_0"}
+STORED = {
+    "q4_1": Weights("q4_1", "q8_0"),
+    "q8_0": Weights("q8_0", "q8_0"),
+    "bf16": Weights("bf16", "bf16"),
+    "f16": Weights("f16", "f16", "f16"),
+    "f32": Weights("f32", "f32", "f32"),
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Comparison:
+    """One run. `clock` gives seconds; `start` makes a `Subject` of a `Launch`."""
+
+    selection: Selection
+    quick: bool = False
+    threads: int = 1
+    clock: Callable[[], float] = time.monotonic
+    start: Callable[[Launch], Subject] = Subject
+    limits: Limits | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def run(self) -> dict[str, Any]:
+        """The record: {"machine": …, "ratios": […]}."""
+        begin = self.clock()
+        weights.pull("smollm2-135m")
+        niceness = _raise_priority()
+        deadline = begin + QUICK_MINUTES * 60 if self.quick else float("inf")
+        pace = replace(QUICK if self.quick else FULL, deadline=deadline)
+        self._measure_limits()
+        rows = [row for row in self._rows(pace) if self.selection.takes(row.work, row.weights, row.peer)]
+        self._measure_limits()
+        described = {
+            **machine.describe(),
+            "threads": self.threads,
+            "niceness": niceness,
+            "mode": "quick" if self.quick else "full",
+            "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
+            "minutes": round((self.clock() - begin) / 60, 1),
+            "engines": dict(sorted(self.versions.items())),
+            "limits": self.limits.as_json() if self.limits else "not measured",
+        }
+        return {"machine": described, "ratios": [self._with_share(row).as_json() for row in hardest(rows)]}
+
+    def _rows(self, pace: Pace) -> Iterator[Row]:
+        rounds = pace.least if self.quick else 5
+        wants = self.selection.takes
+        if wants("start", "q4_1", "llama.cpp"):
+            yield process_rows.start_row(rounds=max(3, rounds), threads=self.threads)
+        if wants("memory", "q4_1", "self"):
+            yield process_rows.memory_row(threads=self.threads)
+        yield from self._self_rows(rounds)
+        for stage in select(STAGES, self.selection):
+            yield from self._stage(stage, pace)
+        if wants("tinyllama", "q4_0", "llama.cpp"):
+            yield from self._tinyllama(pace)
+
+    def _stage(self, stage: Stage, pace: Pace) -> Iterator[Row]:
+        logger.info("%s", stage.name)
+        with ExitStack() as stack:
+            own, errors = self._open(stack, [(form, ours(form, threads=self.threads)) for form in stage.our_forms])
+            peers = {meeting: self._open_peer(stack, meeting, pace) for meeting in stage.meetings}
+            drive = Drive(pace, self.clock)
+            for work in dict.fromkeys(work for meeting in stage.meetings for work in meeting.works):
+                contests: list[Contest] = []
+                lost: list[Row] = []
+                for meeting, peer in peers.items():
+                    if work not in meeting.works:
+                        continue
+                    empty = [self._row(work, weights, meeting) for _, weights in meeting.ours]
+                    reason = next((errors[form] for form, _ in meeting.ours if form in errors), None)
+                    if isinstance(peer, str) or reason:
+                        lost += [failed(row, reason or str(peer)) for row in empty]
+                    else:
+                        pairs = [(own[form], row) for (form, _), row in zip(meeting.ours, empty)]
+                        contests.append(Contest(peer, pairs))
+                found = list(drive.run(work, contests))
+                yield from found
+                yield from (self._with_own(work, row, found, own) for row in lost)
+
+    def _with_own(self, work: Work, row: Row, found: Sequence[Row], own: dict[str, Subject]) -> Row:
+        """A failed row with our figure: one of the stage's, else measured for it."""
+        form = OUR_FORMS.get(row.weights, row.weights)
+        known = [other.ours for other in found if OUR_FORMS.get(other.weights, other.weights) == form and other.ours]
+        if not known and form in own:
+            with suppress(SubjectError):
+                own[form].warm(work, seed=7)
+                known = [own[form].measure(work, seed=8).rate]
+        assert row.error is not None
+        return failed(row, row.error, ours=[Sample(rate) for rate in known if rate is not None])
+
+    def _self_rows(self, rounds: int) -> Iterator[Row]:
+        wanted = [
+            name for name in ("sampled32", "history_2000", "neighbours") if self.selection.takes(name, "q4_1", "self")
+        ]
+        if not wanted:
+            return
+        try:
+            with self._open_one(ours("q4_1", threads=self.threads)) as subject:
+                for name in wanted:
+                    yield from self._guarded(name, subject, rounds)
+        except MiniVLLMError as error:
+            yield from (failed(Row(work=name, weights="q4_1", peer="self"), str(error)) for name in wanted)
+
+    def _guarded(self, name: str, subject: Subject, rounds: int) -> Iterator[Row]:
+        logger.info("%s", name)
+        try:
+            if name == "sampled32":
+                yield self_rows.sampled_row(subject, rounds=max(2, rounds))
+            elif name == "neighbours":
+                yield from self_rows.neighbour_rows(subject, rounds=2 if self.quick else 10)
+            elif self.limits is None:
+                yield failed(Row(work=name, weights="q4_1", peer="self"), "the machine's limits are not known")
+            else:
+                yield from self_rows.history_rows(subject, self.limits, rounds=max(2, rounds))
+        except SubjectError as error:
+            yield failed(Row(work=name, weights="q4_1", peer="self"), str(error))
+
+    def _tinyllama(self, pace: Pace) -> Iterator[Row]:
+        row = Row(work="tinyllama", weights="q4_0", peer="llama.cpp", detail="random weights")
+        path = tinyllama_form(models_folder())
+        with ExitStack() as stack:
+            try:
+                launch = replace(ours("q4_0", threads=self.threads, model=path), last_id=TINYLLAMA.vocab_size - 1)
+                own = stack.enter_context(
+                    self._open_one(replace(launch, settings={**launch.settings, "max_model_len": 2048}))
+                )
+            except SubjectError as error:
+                yield failed(row, str(error))
+                return
+            try:
+                launch = peer_launch("llama.cpp", "q4_0", threads=self.threads, model=path)
+                peer = stack.enter_context(self._open_one(replace(launch, last_id=TINYLLAMA.vocab_size - 1)))
+            except SubjectError as error:
+                yield self._with_own(TINYLLAMA_WORK, failed(row, str(error)), [], {"q4_0": own})
+                return
+            yield from Drive(replace(pace, least=max(2, pace.least)), self.clock).run(
+                TINYLLAMA_WORK, [Contest(peer, [(own, row)])]
+            )
+
+    def _open(
+        self, stack: ExitStack, launches: Sequence[tuple[str, Launch]]
+    ) -> tuple[dict[str, Subject], dict[str, str]]:
+        opened, errors = {}, {}
+        for form, launch in launches:
+            try:
+                opened[form] = stack.enter_context(self._open_one(launch))
+            except SubjectError as error:
+                errors[form] = f"ours: {error}"
+        return opened, errors
+
+    def _open_peer(self, stack: ExitStack, meeting: Meeting, pace: Pace) -> Subject | str:
+        if self.clock() >= pace.deadline:
+            return "left out: the time for the whole run was up"
+        try:
+            return stack.enter_context(self._open_one(peer_launch(meeting.peer, meeting.form, threads=self.threads)))
+        except SubjectError as error:
+            logger.warning("%s", error)
+            return str(error)
+
+    def _open_one(self, launch: Launch) -> Subject:
+        logger.info("starting %s", launch.label)
+        subject = self.start(launch)
+        self.versions[launch.label.split()[0]] = subject.version
+        return subject
+
+    def _row(self, work: Work, weights: str, meeting: Meeting) -> Row:
+        return Row(work=work.name, weights=weights, peer=meeting.peer, detail=f"{meeting.peer} in {meeting.form}")
+
+    def _measure_limits(self) -> None:
+        try:
+            found = machine_limits.measure(self.threads, cache=peers_base() / "build")
+        except (MiniVLLMError, OSError, ValueError) as error:
+            logger.warning("limits: %s", error)
+            return
+        self.limits = found if self.limits is None else self.limits.best_of(found)
+
+    def _with_share(self, row: Row) -> Row:
+        works = {work.name: work for work in (*THROUGHPUT, SAMPLED32)}
+        if self.limits is None or row.ours is None:
+            return row
+        if row.work == "tinyllama":
+            return self_rows.with_limit(row, limit(TINYLLAMA_WORK, TINYLLAMA, Weights("q4_0", "q4_0"), self.limits))
+        if row.work not in works:
+            return row
+        stored = STORED[OUR_FORMS.get(row.weights, row.weights)]
+        return self_rows.with_limit(row, limit(works[row.work], SMOLLM2, stored, self.limits))
+
+
+def neighbours(*, threads: int, rounds: int, start: Callable[[Launch], Subject] = Subject) -> list[Row]:
+    """Only the rows beside busy processes."""
+    with start(ours("q4_1", threads=threads)) as subject:
+        return list(self_rows.neighbour_rows(subject, rounds=rounds))
+
+
+def write_record(record: dict[str, Any], path: Path) -> None:
+    """As JSON, one row a line."""
+    rows = ",\n  ".join(json.dumps(entry, ensure_ascii=False) for entry in record["ratios"])
+    machine_text = json.dumps(record["machine"], indent=2, ensure_ascii=False).replace("\n", "\n ")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'{{\n "machine": {machine_text},\n "ratios": [\n  {rows}\n ]\n}}\n', encoding="utf-8")
+
+
+def _raise_priority() -> int:
+    """Both sides run before ordinary processes where we may; the niceness that they have."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, -5)
+    return os.getpriority(os.PRIO_PROCESS, 0)

@@ -1,0 +1,58 @@
+"""`mini-vllm bench`: our engine against others on this machine, and beside busy neighbours."""
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mini_vllm.cli.render import write
+from mini_vllm.errors import ConfigError
+
+
+def command(
+    what: Annotated[str, typer.Argument(metavar="peers|neighbours|show", show_default=False)],
+    record: Annotated[Path | None, typer.Argument(metavar="RECORD", show_default=False)] = None,
+    quick: Annotated[bool, typer.Option("--quick/--full", help="one round of each work, at most 25 minutes")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write the record to this file")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", help="only these works, weights and peers, such as single,q4_1; may be repeated"),
+    ] = None,
+    threads: Annotated[int | None, typer.Option("--threads", "-t", help="of every engine; default: our own")] = None,
+    rounds: Annotated[int, typer.Option("--rounds", help="pairs of each neighbours row")] = 10,
+) -> None:
+    """Measure our engine against other engines, in turn, and against what this machine allows.
+
+    peers: the same weights, prompts and threads for every engine that `make peers` installed. neighbours: beside
+    processes that spin. show RECORD: the table of a record written with --json.
+    """
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+    from mini_vllm.bench import compare, report
+    from mini_vllm.bench.plan import Selection
+    from mini_vllm.kernels.native_threads import default_threads
+
+    count = threads or default_threads()
+    if what == "peers":
+        found = compare.Comparison(selection=Selection.parse(only or []), quick=quick, threads=count).run()
+        if json_file is not None:
+            compare.write_record(found, json_file)
+        write(report.render(found))
+    elif what == "neighbours":
+        write(report.table(compare.neighbours(threads=count, rounds=rounds)))
+    elif what == "show" and record is not None:
+        write(report.render(_read(record)))
+    else:
+        raise ConfigError(f"bench is given {what!r}; write `bench peers`, `bench neighbours` or `bench show RECORD`")
+
+
+def _read(path: Path) -> dict[str, object]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    if not isinstance(found, dict) or not {"machine", "ratios"} <= set(found):
+        raise ConfigError(f"{path} is no record of `mini-vllm bench peers`: it lacks machine or ratios")
+    return found
