@@ -47,7 +47,6 @@ class Engine:
             prepared.params,
             prompt=prepared.prompt,
             prompt_token_ids=list(prepared.prompt_token_ids),
-            clock=self.clock,
         )
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mini_vllm.config import EngineConfig
 from mini_vllm.engine.assembly import Engine, load_engine
 from mini_vllm.engine.choice import Vocabulary
-from mini_vllm.engine.client import ThreadClient
+from mini_vllm.engine.client import Observer, ThreadClient
 from mini_vllm.engine.frontend import ChatRenderer, Prompt
 from mini_vllm.engine.outputs import OutputCollector
 from mini_vllm.engine.stream import Asked, TextStream
@@ -55,11 +55,12 @@ class AsyncLLM:
         self._client: ThreadClient | None = None
         self._starting = asyncio.Lock()
         self._serial = itertools.count()
+        self._observers: list[Observer] = []
         self._streams: weakref.WeakValueDictionary[str, TextStream] = weakref.WeakValueDictionary()  # by user's id
 
     def _open(self, engine: Engine) -> None:
         self._engine = engine
-        self._client = ThreadClient(engine.core)
+        self._client = ThreadClient(engine.core, observers=self._observers)
 
     async def start(self) -> None:
         """Load the model and start the engine; once. The asyncio loop stays free meanwhile."""
@@ -131,6 +132,10 @@ class AsyncLLM:
     def stats(self) -> EngineStats:
         """State and counters as of the last step."""
         return self.client.snapshot()
+
+    def observe(self, observer: Observer) -> None:
+        """Call this with the token deltas of every step from now on, on the engine's thread; it must be quick."""
+        self._observers.append(observer)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **template_options: Any) -> list[int]:
         """A conversation as token ids; `ChatTemplateError` if there is no template or it refuses the messages."""

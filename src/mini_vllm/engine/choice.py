@@ -9,7 +9,7 @@ from typing import Protocol
 
 from mini_vllm.text import Detokenizer, StopStrings
 from mini_vllm.text.detokenizer import TokenBytes
-from mini_vllm.types import FinishReason, Request, TextDelta, TokenDelta
+from mini_vllm.types import FinishReason, Request, RequestMetrics, TextDelta, TokenDelta
 
 
 class Vocabulary(TokenBytes, Protocol):
@@ -61,6 +61,7 @@ class ChoiceText:
         self._stops = StopStrings(params.stop, include=self._include) if params.stop else None
         self._num_output_tokens = 0
         self._num_cached_tokens = 0
+        self._metrics: RequestMetrics | None = None  # as of the first token
         self._matched: str | None = None
         self.finished = False
         self.must_abort = False  # the text is complete, but the engine does not know it yet
@@ -70,6 +71,7 @@ class ChoiceText:
         if self.finished:
             return None
         self._num_cached_tokens = max(self._num_cached_tokens, delta.num_cached_tokens)
+        self._metrics = self._metrics or delta.metrics
         shown = delta.token_ids[:-1] if delta.stop_token_id is not None else delta.token_ids
         text, num_read = self._read(shown)
         if self._matched is not None:
@@ -121,6 +123,7 @@ class ChoiceText:
         if self._matched is not None:
             self.must_abort = finish_reason is None
             finish_reason, stop_reason = "stop", self._matched
+            delta = replace(delta, metrics=self._metrics_at_stop(delta))
         elif delta.stop_token_id is not None:
             stop_reason = self._stop_reason(delta.stop_token_id)
         self.finished = finish_reason is not None
@@ -137,7 +140,14 @@ class ChoiceText:
             num_output_tokens=self._num_output_tokens,
             num_cached_tokens=self._num_cached_tokens,
             error=delta.error,
+            metrics=delta.metrics,
         )
+
+    def _metrics_at_stop(self, delta: TokenDelta) -> RequestMetrics | None:
+        """A stop string ends the choice with this delta, whatever the engine goes on to make."""
+        if self._metrics is None:
+            return None
+        return replace(self._metrics, last_token=delta.time, finished=delta.time, num_preemptions=delta.num_preemptions)
 
     def _stop_reason(self, token_id: int) -> str | int | None:
         """The stop string or id that the user gave; None for EOS."""

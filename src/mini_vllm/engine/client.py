@@ -6,7 +6,7 @@
 import asyncio
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -14,6 +14,8 @@ from mini_vllm.engine.core import EngineCore
 from mini_vllm.engine.loop import Accepted, EngineLoop, Event, Refused
 from mini_vllm.errors import EngineDeadError, InvalidParameterError
 from mini_vllm.types import EngineStats, FinishReason, Request, TokenDelta
+
+Observer = Callable[[Sequence[TokenDelta]], object]
 
 MAX_PENDING = 64  # deltas that a stream holds apart; a reader slower than that gets them joined
 
@@ -60,10 +62,13 @@ class ThreadClient:
     past `MAX_PENDING` deltas the newest are joined to one another, so a slow reader loses nothing and stalls nobody.
     """
 
-    def __init__(self, core: EngineCore) -> None:
+    def __init__(self, core: EngineCore, *, observers: Sequence[Observer] = ()) -> None:
+        """`observers` are called on the engine's thread with the deltas of every step, before anybody waits for them;
+        they must be quick."""
         # By request id, weak: a stream that its reader drops must not live on here. Single dict operations are
         # atomic, and no lock is held, because finalisers come here too.
         self._streams: dict[str, weakref.ref[_Stream]] = {}
+        self._observers = observers
         self._loop = EngineLoop(core, deliver=self._deliver, on_death=self._die)
 
     def submit(self, *requests: Request) -> "_Stream":
@@ -111,6 +116,8 @@ class ThreadClient:
 
     def _deliver(self, events: list[Event]) -> None:
         """On the engine's thread: sort a step's events by asyncio loop and wake each loop once."""
+        for observe in self._observers:
+            observe([event for event in events if isinstance(event, TokenDelta)])
         batches: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, Event]]] = {}
         for event in events:
             request_id = event.request_id if isinstance(event, TokenDelta) else event.request_ids[0]
@@ -236,4 +243,5 @@ def _join(first: TokenDelta, second: TokenDelta) -> TokenDelta:
         logprobs=first.logprobs + second.logprobs,
         prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
         num_cached_tokens=max(first.num_cached_tokens, second.num_cached_tokens),
+        metrics=second.metrics or first.metrics,
     )

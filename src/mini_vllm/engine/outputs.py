@@ -3,11 +3,10 @@
 Must not know how the deltas were made or who waits for the output.
 """
 
-from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import replace
 
-from mini_vllm.types import CompletionOutput, RequestOutput, SamplingParams, TextDelta
-from mini_vllm.types.results import RequestMetrics
+from mini_vllm.types import CompletionOutput, RequestMetrics, RequestOutput, SamplingParams, TextDelta
 
 
 class OutputCollector:
@@ -20,12 +19,10 @@ class OutputCollector:
         *,
         prompt: str | None,
         prompt_token_ids: list[int],
-        clock: Callable[[], float],
     ) -> None:
-        self._clock = clock
         self._unfinished = params.n
         self._pieces: list[list[str]] = [[] for _ in range(params.n)]
-        self._metrics = RequestMetrics(arrival=clock())
+        self._metrics: dict[int, RequestMetrics] = {}  # by choice
         self._wants_prompt_logprobs = params.prompt_logprobs is not None
         self.error: str | None = None  # what the engine said about a choice that ended with finish_reason "error"
         self._output = RequestOutput(
@@ -40,7 +37,6 @@ class OutputCollector:
                 )
                 for index in range(params.n)
             ],
-            metrics=self._metrics,
         )
 
     def add(self, delta: TextDelta) -> None:
@@ -54,8 +50,9 @@ class OutputCollector:
         if self._wants_prompt_logprobs and len(delta.prompt_logprobs) == len(self._output.prompt_token_ids) - 1:
             self._output.prompt_logprobs = [None, *delta.prompt_logprobs]
         self._output.num_cached_tokens = max(self._output.num_cached_tokens, delta.num_cached_tokens)
-        if delta.token_ids and self._metrics.first_token is None:
-            self._metrics.first_token = self._clock()
+        if delta.metrics is not None:
+            self._metrics[delta.choice_index] = delta.metrics
+            self._output.metrics = merge_metrics(self._metrics.values())
         if delta.finish_reason is not None:
             self._finish(choice, delta)
 
@@ -77,7 +74,6 @@ class OutputCollector:
                 )
                 for choice in self._output.outputs
             ],
-            metrics=replace(self._metrics),
         )
 
     def result(self) -> RequestOutput:
@@ -97,4 +93,16 @@ class OutputCollector:
         self._unfinished -= 1
         if self._unfinished == 0:
             self._output.finished = True
-            self._metrics.finished = self._clock()
+
+
+def merge_metrics(parts: Collection[RequestMetrics]) -> RequestMetrics:
+    """Of several sequences, at least one: from the first arrival to the last end, which is open while one runs."""
+    ends = [part.finished for part in parts]
+    return RequestMetrics(
+        arrival=min(part.arrival for part in parts),
+        started=min((part.started for part in parts if part.started is not None), default=None),
+        first_token=min((part.first_token for part in parts if part.first_token is not None), default=None),
+        last_token=max((part.last_token for part in parts if part.last_token is not None), default=None),
+        finished=None if None in ends else max(end for end in ends if end is not None),
+        num_preemptions=sum(part.num_preemptions for part in parts),
+    )

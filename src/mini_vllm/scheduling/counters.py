@@ -16,6 +16,7 @@ class Counters:
     steps: int = 0
     accepted: int = 0
     finished: dict[FinishReason, int] = field(default_factory=_none_finished)
+    rejected: int = 0
     preemptions: int = 0
     prompt_tokens: int = 0  # of sequences whose prompt has been read to its end
     output_tokens: int = 0

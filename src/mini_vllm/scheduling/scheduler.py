@@ -91,6 +91,7 @@ class Scheduler:
             raise InvalidParameterError("the prompt has 0 tokens; at least 1 is needed", param="prompt")
         self._check_length(request)
         if len(self._waiting) >= self._config.max_waiting:
+            self._counters.rejected += 1
             raise EngineBusyError(
                 f"{len(self._waiting)} requests are waiting and max_waiting is {self._config.max_waiting}; try later"
             )
@@ -147,12 +148,12 @@ class Scheduler:
         assert planned is not None and planned.step_id == plan.step_id == result.step_id, "commit() of another plan"
         outputs = {output.seq_id: output for output in result.outputs}
         deltas, self._deltas = self._deltas, []
-        num_decodes = 0
+        num_decodes, now = 0, self._clock()
         for chunk in plan.chunks:
             sequence = self._by_id[chunk.seq_id]
             if chunk.start >= sequence.num_prompt and len(chunk.token_ids) == 1 + chunk.num_drafts:
                 num_decodes += 1
-            delta = sequence.advance(chunk, outputs.get(chunk.seq_id))
+            delta = sequence.advance(chunk, outputs.get(chunk.seq_id), now=now)
             self._cache.commit(sequence.table, sequence.num_computed)
             if delta is not None:
                 deltas.append(delta)
@@ -200,6 +201,8 @@ class Scheduler:
         sequence.is_running = True
         sequence.num_computed = num_cached
         draft.admit(sequence)
+        if sequence.started is None:
+            sequence.started = self._began
         if sequence.num_cached is None:  # what a preempted one finds again is its own, and no merit
             sequence.num_cached = min(num_cached, sequence.num_prompt)
             if self._cache.shares_prefixes and sequence.num_reusable:
@@ -263,7 +266,7 @@ class Scheduler:
             sequence = self._by_request[request_id]
             if not sequence.is_running:
                 self._waiting.remove(sequence)
-            self._deltas.append(sequence.end(reason, error=error))
+            self._deltas.append(sequence.end(reason, error=error, now=self._began))
             self._forget(sequence)
 
     def _forget(self, sequence: Sequence) -> None:
@@ -295,6 +298,7 @@ class Scheduler:
             finished_length=counters.finished["length"],
             finished_abort=counters.finished["abort"],
             finished_error=counters.finished["error"],
+            rejected=counters.rejected,
             preemptions=counters.preemptions,
             prompt_tokens=counters.prompt_tokens,
             output_tokens=counters.output_tokens,

@@ -4,7 +4,16 @@ This module must not know policies, plans of other sequences or the inside of th
 """
 
 from mini_vllm.kvcache import BlockTable
-from mini_vllm.types import Chunk, FinishReason, Outputs, Request, SequenceOutput, TokenDelta, TokenLogprobs
+from mini_vllm.types import (
+    Chunk,
+    FinishReason,
+    Outputs,
+    Request,
+    RequestMetrics,
+    SequenceOutput,
+    TokenDelta,
+    TokenLogprobs,
+)
 
 
 class Sequence:
@@ -20,9 +29,11 @@ class Sequence:
     __slots__ = (
         "drafts",
         "finish_reason",
+        "first_token",
         "is_known",
         "is_running",
         "is_score_only",
+        "last_token",
         "max_len",
         "num_cached",
         "num_computed",
@@ -32,6 +43,7 @@ class Sequence:
         "request",
         "scores_prompt",
         "seq_id",
+        "started",
         "table",
         "token_ids",
     )
@@ -53,6 +65,9 @@ class Sequence:
         self.is_running = False  # whether it has a row and an open table; else it waits
         self.is_known = False  # whether the executor has its Admission
         self.finish_reason: FinishReason | None = None
+        self.started: float | None = None  # when it was first in a step; this and the next two on the engine's clock
+        self.first_token: float | None = None
+        self.last_token: float | None = None
 
     @property
     def max_kv_len(self) -> int:
@@ -86,7 +101,7 @@ class Sequence:
             outputs = Outputs.ALL
         return Chunk(self.seq_id, start, token_ids, num_drafts, block_ids, outputs, samples)
 
-    def advance(self, chunk: Chunk, output: SequenceOutput | None) -> TokenDelta | None:
+    def advance(self, chunk: Chunk, output: SequenceOutput | None, *, now: float = 0.0) -> TokenDelta | None:
         """Take in what a chunk of this sequence has produced; sets finish_reason. None if there is nothing to tell."""
         if output is not None and output.prompt_logprobs:
             self._keep_prompt_logprobs(chunk.start, output)
@@ -95,7 +110,7 @@ class Sequence:
             if not self.is_score_only or self.num_owed:
                 return None
             self.finish_reason = "length"
-            return self._delta((), (), None, first=True)
+            return self._delta((), (), None, first=True, now=now)
         assert output is not None and output.token_ids, f"sequence {self.seq_id} was to be sampled and was not"
         num_known = len(self.token_ids)
         stop_token_id = self._append(output.token_ids)
@@ -103,9 +118,12 @@ class Sequence:
         self.num_computed = num_known + num_new - 1
         self.drafts = output.next_drafts
         first = num_known == self.num_prompt
-        return self._delta(output.token_ids[:num_new], output.logprobs[:num_new], stop_token_id, first=first)
+        self.last_token = now
+        if first:
+            self.first_token = now
+        return self._delta(output.token_ids[:num_new], output.logprobs[:num_new], stop_token_id, first=first, now=now)
 
-    def end(self, reason: FinishReason, *, error: str | None = None) -> TokenDelta:
+    def end(self, reason: FinishReason, *, error: str | None = None, now: float = 0.0) -> TokenDelta:
         """Finish without new tokens."""
         self.finish_reason = reason
         return TokenDelta(
@@ -113,6 +131,9 @@ class Sequence:
             finish_reason=reason,
             num_cached_tokens=self.num_cached or 0,
             error=error,
+            time=now,
+            num_preemptions=self.num_preemptions,
+            metrics=self._metrics(now),
         )
 
     def _append(self, token_ids: tuple[int, ...]) -> int | None:
@@ -142,6 +163,7 @@ class Sequence:
         stop_token_id: int | None,
         *,
         first: bool,
+        now: float,
     ) -> TokenDelta:
         return TokenDelta(
             request_id=self.request.request_id,
@@ -151,4 +173,17 @@ class Sequence:
             finish_reason=self.finish_reason,
             stop_token_id=stop_token_id,
             num_cached_tokens=self.num_cached or 0,
+            time=now,
+            num_preemptions=self.num_preemptions,
+            metrics=self._metrics(now) if first or self.finish_reason is not None else None,
+        )
+
+    def _metrics(self, now: float) -> RequestMetrics:
+        return RequestMetrics(
+            arrival=self.request.arrival,
+            started=self.started,
+            first_token=self.first_token,
+            last_token=self.last_token,
+            finished=None if self.finish_reason is None else now,
+            num_preemptions=self.num_preemptions,
         )

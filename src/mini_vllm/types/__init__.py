@@ -9,6 +9,7 @@ from mini_vllm.types.plan import Admission, Chunk, Outputs, StepPlan
 from mini_vllm.types.requests import FinishReason, Request
 from mini_vllm.types.results import (
     CompletionOutput,
+    RequestMetrics,
     RequestOutput,
     SequenceOutput,
     StepResult,
@@ -26,6 +27,7 @@ __all__ = [
     "FinishReason",
     "Outputs",
     "Request",
+    "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
     "SequenceOutput",

@@ -38,6 +38,22 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestMetrics:
+    """Times of one sequence, or of all choices of a request together, in seconds on the engine's clock.
+
+    A sequence waits from `arrival` to `started`, reads its prompt until `first_token`, writes until `last_token`. All
+    are taken where the work is done: by the scheduler, at the top of the plan or when the step's tokens are committed.
+    """
+
+    arrival: float = 0.0  # its prompt was tokenised and it was handed to the engine
+    started: float | None = None  # first time in a step; None: it never was
+    first_token: float | None = None
+    last_token: float | None = None
+    finished: float | None = None
+    num_preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenDelta:
     """New tokens of one request. The last delta of a request has a finish_reason."""
 
@@ -49,6 +65,9 @@ class TokenDelta:
     stop_token_id: int | None = None  # the EOS or stop token that ended it (it is the last of token_ids)
     num_cached_tokens: int = 0  # prompt tokens that came from the prefix cache
     error: str | None = None  # with finish_reason "error"
+    time: float = 0.0  # when the tokens were committed, on the engine's clock
+    num_preemptions: int = 0  # so far
+    metrics: RequestMetrics | None = None  # with the first token, and with the last delta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +89,7 @@ class TextDelta:
     num_output_tokens: int = 0  # of this choice so far
     num_cached_tokens: int = 0
     error: str | None = None
+    metrics: RequestMetrics | None = None  # with the first token, and with the last delta of the choice
 
 
 @dataclass(slots=True)
@@ -96,16 +116,7 @@ class RequestOutput:
     outputs: list[CompletionOutput] = field(default_factory=list)
     finished: bool = False
     num_cached_tokens: int = 0
-    metrics: "RequestMetrics | None" = None
-
-
-@dataclass(slots=True)
-class RequestMetrics:
-    """Times of one request in seconds on the engine's clock."""
-
-    arrival: float = 0.0
-    first_token: float | None = None
-    finished: float | None = None
+    metrics: RequestMetrics | None = None  # of all choices together; None before the first token
 
 
 __all__ = [

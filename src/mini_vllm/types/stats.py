@@ -39,6 +39,7 @@ class EngineStats:
     finished_length: int = 0
     finished_abort: int = 0
     finished_error: int = 0
+    rejected: int = 0  # never accepted, because the queue was full
     preemptions: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
