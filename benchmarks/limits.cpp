@@ -1,7 +1,7 @@
 // Measures what products can hope for on this machine, and prints JSON lines: bytes per second when a buffer is read
 // over and over, by its size, and operations per second of multiply-accumulate chains that never leave the registers.
 //
-//   c++ -std=c++17 -O3 -march=native -pthread limits.cpp -o limits && ./limits THREADS
+//   c++ -std=c++17 -O3 -march=native -pthread limits.cpp -o limits && ./limits THREADS [LARGEST_MIB]
 //
 // Every figure is the best of several tries: a limit is what was reached once, undisturbed.
 #include <algorithm>
@@ -230,7 +230,7 @@ void measure_peak(int threads, const char *name, double (*chain)(long)) {
 int main(int count, char **arguments) {
   int threads = count > 1 ? std::max(1, std::atoi(arguments[1])) : 1;
   const size_t sizes[] = {8, 16, 32, 48, 67, 96, 135, 269, 538, 1024};
-  size_t largest = 1024 * MIB;
+  size_t largest = size_t(count > 2 ? std::max(8, std::atoi(arguments[2])) : 1024) / 2 * 2 * MIB;
   char *buffer = static_cast<char *>(std::aligned_alloc(2 * MIB, largest));
   if (!buffer) return 1;
 #if defined(__linux__)
@@ -241,7 +241,8 @@ int main(int count, char **arguments) {
     state ^= state << 13, state ^= state >> 7, state ^= state << 17;
     std::memcpy(buffer + at, &state, 8);
   }
-  for (size_t size : sizes) measure_reads(threads, buffer, size * MIB);
+  for (size_t size : sizes)
+    if (size * MIB <= largest) measure_reads(threads, buffer, size * MIB);
   measure_peak(threads, "f32", chain_f32);
   measure_peak(threads, "bf16", chain_bf16);
   measure_peak(threads, "int8", chain_int8);

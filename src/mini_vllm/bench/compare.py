@@ -159,7 +159,7 @@ class Comparison:
         path = tinyllama_form(models_folder())
         with ExitStack() as stack:
             try:
-                launch = replace(ours("q4_0", threads=self.threads, model=path), last_id=TINYLLAMA.vocab_size - 1)
+                launch = ours("q4_0", threads=self.threads, model=path, max_model_len=2048)
                 own = stack.enter_context(
                     self._open_one(replace(launch, settings={**launch.settings, "max_model_len": 2048}))
                 )

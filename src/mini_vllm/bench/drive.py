@@ -61,7 +61,7 @@ class Drive:
             contest.pairs, contest.seconds, contest.error = [[] for _ in contest.ours], 0.0, None
             self._guard(contest, lambda contest=contest: self._warm(work, contest))  # type: ignore[misc]
         while active := [contest for contest in contests if self._goes_on(contest)]:
-            for contest in active:
+            for contest in filter(self._goes_on, active):
                 self._guard(contest, lambda contest=contest: self._round(work, contest))  # type: ignore[misc]
         for contest in contests:
             yield from _rows(work, contest)

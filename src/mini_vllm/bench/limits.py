@@ -67,11 +67,13 @@ def parse(lines: Iterable[str]) -> Limits:
     return Limits(tuple(bandwidth), peaks)
 
 
-def measure(threads: int, *, cache: Path, seconds: float = 60.0) -> Limits:
+def measure(threads: int, *, cache: Path, largest_mib: int = 1024, seconds: float = 120.0) -> Limits:
     """Run the program; `MissingDependencyError` without a C++ compiler. Takes some seconds and all `threads` cores."""
-    done = subprocess.run(
-        [str(build(cache)), str(threads)], capture_output=True, text=True, timeout=seconds, check=True
-    )
+    command = [str(build(cache)), str(threads), str(largest_mib)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=True)
+    except subprocess.SubprocessError as error:
+        raise MissingDependencyError(f"the limits program failed: {error}") from error
     return parse(done.stdout.splitlines())
 
 

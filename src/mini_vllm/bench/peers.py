@@ -46,10 +46,17 @@ PEERS: Mapping[str, Peer] = {
 }  # fmt: skip
 
 
-def ours(form: str, *, threads: int, options: Mapping[str, Any] | None = None, model: Path | None = None) -> Launch:
+def ours(
+    form: str,
+    *,
+    threads: int,
+    model: Path | None = None,
+    max_model_len: int = MAX_MODEL_LEN,
+    num_blocks: int | None = None,
+) -> Launch:
     """Our own engine on a GGUF form of the model, or on another file."""
     path = model or gguf_form(form, models_folder())
-    settings = _settings(path, form, threads) | {"options": dict(options or {})}
+    settings = _settings(path, form, threads) | {"max_model_len": max_model_len, "options": {"num_blocks": num_blocks}}
     return _launch(f"mini-vllm {form}", sys.executable, "ours.py", settings)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from mini_vllm.bench.machine import LoadMeter
-from mini_vllm.bench.workloads import Work, make_prompts
+from mini_vllm.bench.workloads import FIRST_ID, LAST_ID, Work, make_prompts
 from mini_vllm.errors import MiniVLLMError
 
 FIRST_TOKEN_TRIES = 3
@@ -46,7 +46,8 @@ class Launch:
     log: Path | None = None  # standard error
     start_seconds: float = 400.0
     request_seconds: float = 400.0
-    last_id: int | None = None  # prompts hold no higher token id
+    first_id: int = FIRST_ID  # prompts hold token ids from here
+    last_id: int = LAST_ID  # to here
 
 
 class Subject:
@@ -127,8 +128,8 @@ class Subject:
         return work.rate(self._generate(work, seed * 10 + 9, new_tokens=work.new_tokens), first)
 
     def _generate(self, work: Work, seed: int, *, new_tokens: int) -> float:
-        last = {} if self._launch.last_id is None else {"last_id": self._launch.last_id}
-        prompts = make_prompts(work.batch, work.prompt_len, seed=seed, **last)
+        ids = (self._launch.first_id, self._launch.last_id)
+        prompts = make_prompts(work.batch, work.prompt_len, seed=seed, ids=ids)
         request = {
             "prompts": prompts,
             "new_tokens": new_tokens,

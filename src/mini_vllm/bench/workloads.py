@@ -41,7 +41,7 @@ TINYLLAMA = Work("tinyllama", "decode", 1, 128, 128)
 THROUGHPUT = (SINGLE, BATCH8, BATCH32, PREFILL_512, PREFILL_2048)
 
 
-def make_prompts(batch: int, length: int, *, seed: int, last_id: int = LAST_ID) -> list[list[int]]:
+def make_prompts(batch: int, length: int, *, seed: int, ids: tuple[int, int] = (FIRST_ID, LAST_ID)) -> list[list[int]]:
     """`batch` prompts of random token ids; another seed shares no prefix, so that no cache can help."""
     source = random.Random(seed)
-    return [[source.randint(FIRST_ID, last_id) for _ in range(length)] for _ in range(batch)]
+    return [[source.randint(*ids) for _ in range(length)] for _ in range(batch)]
