@@ -21,7 +21,10 @@ pip_into() { # NAME ARGUMENTS…: into an environment, made if missing
 }
 
 torch_into() { # the CPU build where PyTorch's own index answers, else what the default index has
-  pip_into "$1" --extra-index-url "$torch_index" torch==2.13.0 || pip_into "$1" torch==2.13.0
+  local flags=()
+  "$our_python" -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5).close()' \
+    "$torch_index/torch/" 2>/dev/null && flags=(--extra-index-url "$torch_index")
+  pip_into "$1" "${flags[@]}" torch==2.13.0
 }
 
 forms() {

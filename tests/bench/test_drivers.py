@@ -32,7 +32,7 @@ def low_ids(launch):
 
 
 def test_ours_answers_greedily_and_sampled(place):
-    launch = low_ids(peers.ours("f32", threads=1, options={"num_blocks": 64}))
+    launch = low_ids(peers.ours("f32", threads=1, max_model_len=512, num_blocks=64))
     with Subject(launch) as subject:
         assert subject.label == "mini-vllm f32"
         assert subject.measure(WORK, seed=1).rate > 0

@@ -160,9 +160,7 @@ class Comparison:
         with ExitStack() as stack:
             try:
                 launch = ours("q4_0", threads=self.threads, model=path, max_model_len=2048)
-                own = stack.enter_context(
-                    self._open_one(replace(launch, settings={**launch.settings, "max_model_len": 2048}))
-                )
+                own = stack.enter_context(self._open_one(replace(launch, last_id=TINYLLAMA.vocab_size - 1)))
             except SubjectError as error:
                 yield failed(row, str(error))
                 return
