@@ -28,7 +28,8 @@ def settings() -> Iterator[str]:
     """Every flag with its environment variable, default and meaning."""
     yield "# Settings\n\nEvery setting is a command line flag, an environment variable and a keyword of `LLM(…)`."
     for group in (config.ModelConfig, config.CacheConfig, config.SchedulerConfig, config.ServerConfig):
-        yield f"\n## {inspect.getdoc(group)}\n\n| flag | variable | default | meaning |\n| --- | --- | --- | --- |"
+        title = (inspect.getdoc(group) or "").rstrip(".")
+        yield f"\n## {title}\n\n| flag | variable | default | meaning |\n| --- | --- | --- | --- |"
         for option in dataclasses.fields(group):
             names = ", ".join(f"`{name}`" for name in config.option_names(option))
             choices = option.metadata["choices"]
@@ -77,7 +78,7 @@ def commands() -> Iterator[str]:
         for parameter in own:
             is_flag = parameter.param_type_name == "option"
             names = ", ".join(f"`{flag}`" for flag in (*parameter.opts, *parameter.secondary_opts))
-            shown = names if is_flag else f"`{parameter.metavar or parameter.name.upper()}`"
+            shown = names if is_flag else f"`{parameter.metavar or parameter.name.upper()}`".replace("|", "\\|")
             yield f"| {shown} | {parameter.help or ''} |"
 
 

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
 from mini_vllm.cli.render import OutputClosed, as_utf8, complain, make_lossless, read_as_utf8
 from mini_vllm.errors import MiniVLLMError, MissingDependencyError, UserError
@@ -68,6 +69,15 @@ def _run(arguments: list[str]) -> int:
     return result if isinstance(result, int) else OK
 
 
+class _Command(TyperCommand):
+    """One argument holds all the words, so that its metavar is the whole usage: `[MODEL] [PROMPT]`."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """As Typer has them, without its brackets around brackets."""
+        pieces = [piece.removesuffix("...") for piece in super().collect_usage_pieces(ctx)]
+        return [piece[1:-1] if piece.startswith("[[") else piece for piece in pieces]
+
+
 def make_app(arguments: Sequence[str]) -> typer.Typer:
     """The application with the command that `arguments` name, and stand-ins for the others."""
     app = typer.Typer(
@@ -83,7 +93,7 @@ def make_app(arguments: Sequence[str]) -> typer.Typer:
     chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
     for name, summary in COMMANDS.items():
         function = _load(name) if name == chosen else _stand_in
-        app.command(name, help=_help_of(function) or summary, short_help=summary)(function)
+        app.command(name, cls=_Command, help=_help_of(function) or summary, short_help=summary)(function)
     return app
 
 

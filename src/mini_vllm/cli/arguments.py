@@ -12,6 +12,7 @@ from mini_vllm.cli.options import Options
 from mini_vllm.cli.render import on_terminal
 from mini_vllm.errors import ConfigError, InvalidParameterError
 
+WORDS_HELP = "may be given by a flag instead"  # help pages say it in a sentence, the reference beside the words
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 
 

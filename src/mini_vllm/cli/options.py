@@ -169,10 +169,10 @@ def _flag(name: str, kind: Any, *, names: tuple[str, ...], env: str, **settings:
     default = settings.pop("default", None)
     if kind is bool:
         names = tuple(f"{long}/--no-{long.removeprefix('--')}" for long in names if long.startswith("--"))
-        shown = ("no-" if default is False else "") + name.replace("_", "-") if default is not None else None
-    else:
-        shown = None if default is None else str(default)
-    option = typer.Option(None, *names, envvar=env, show_default=shown or False, **settings)
+        default = {True: "on", False: "off", None: None}[default]
+    if default is not None:
+        settings["help"] += f"; default: {default}"
+    option = typer.Option(None, *names, envvar=env, show_default=False, **settings)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind | None)
 
 

@@ -11,7 +11,7 @@ from typing import IO, Annotated, Any
 
 import typer
 
-from mini_vllm.cli.arguments import no_more, take_model
+from mini_vllm.cli.arguments import WORDS_HELP, no_more, take_model
 from mini_vllm.cli.batch_input import BatchItem, read_batch
 from mini_vllm.cli.options import ENGINE, Options, with_options
 from mini_vllm.cli.render import Bar, note, on_terminal, panel, progress, write_json
@@ -34,7 +34,7 @@ class Outcome:
 
 @with_options(*ENGINE, sampling=True)
 def command(
-    words: Annotated[list[str] | None, typer.Argument(metavar="[MODEL] [INPUT]", show_default=False)] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[MODEL] [INPUT]", hidden=True, help=WORDS_HELP)] = None,
     source: Annotated[
         str | None, typer.Option("--input", "-i", envvar="MINI_VLLM_INPUT", help="file with prompts; -: standard input")
     ] = None,
@@ -209,6 +209,6 @@ def as_record(index: int, outcome: Outcome) -> dict[str, Any]:
         "num_prompt_tokens": found.num_prompt_tokens,
         "num_cached_tokens": found.num_cached_tokens,
         "num_tokens": found.num_tokens,
-        "time_to_first_token": found.time_to_first_token,
+        "time_to_first_token": found.time_to_first_token and round(found.time_to_first_token, 6),
         "seconds": round(found.seconds, 6),
     }

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mini_vllm.cli.arguments import no_more, take_model
+from mini_vllm.cli.arguments import WORDS_HELP, no_more, take_model
 from mini_vllm.cli.conversation import Conversation, run_command
 from mini_vllm.cli.options import ENGINE, Options, with_options
 from mini_vllm.cli.render import note, on_terminal, write
@@ -22,7 +22,7 @@ DEFAULTS = {"max_tokens": 1024, "temperature": 0.7, "top_p": 0.95}
 
 @with_options(*ENGINE, sampling=True)
 def command(
-    words: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]", show_default=False)] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]", hidden=True, help=WORDS_HELP)] = None,
     system: Annotated[
         str | None, typer.Option("--system", "-s", envvar="MINI_VLLM_SYSTEM", help="system message")
     ] = None,

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mini_vllm.cli.arguments import take_model_and_text
+from mini_vllm.cli.arguments import WORDS_HELP, take_model_and_text
 from mini_vllm.cli.options import ENGINE, Options, with_options
 from mini_vllm.cli.render import note, write, write_json
 from mini_vllm.cli.session import Answer, Session, footer
@@ -12,7 +12,7 @@ from mini_vllm.types import SamplingParams, TextDelta
 
 DEFAULTS = {"max_tokens": 256, "temperature": 0.0}  # greedy, unless the model's own settings or the user say otherwise
 
-WORDS = typer.Argument(metavar="[MODEL] [PROMPT]", show_default=False, help="either may be given by a flag instead")
+WORDS = typer.Argument(metavar="[MODEL] [PROMPT]", hidden=True, help=WORDS_HELP)
 
 
 @with_options(*ENGINE, sampling=True)
@@ -96,6 +96,6 @@ def _as_json(found: Answer, prompt: str) -> dict[str, Any]:
         "num_prompt_tokens": found.num_prompt_tokens,
         "num_cached_tokens": found.num_cached_tokens,
         "num_tokens": found.num_tokens,
-        "time_to_first_token": found.time_to_first_token,
+        "time_to_first_token": found.time_to_first_token and round(found.time_to_first_token, 6),
         "tokens_per_second": round(found.tokens_per_second, 3),
     }

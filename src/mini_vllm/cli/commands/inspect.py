@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mini_vllm.cli.arguments import no_more, take_model
+from mini_vllm.cli.arguments import WORDS_HELP, no_more, take_model
 from mini_vllm.cli.options import ENGINE, Options, with_options
 from mini_vllm.cli.render import show_bytes, table, write_json
 from mini_vllm.cli.session import cache_mode, fetch
@@ -22,7 +22,7 @@ _NARROW = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 @with_options(*ENGINE)
 def command(
-    words: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]", show_default=False)] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]", hidden=True, help=WORDS_HELP)] = None,
     as_json: Annotated[
         bool, typer.Option("--json/--text", envvar="MINI_VLLM_JSON", help="print one JSON object")
     ] = False,

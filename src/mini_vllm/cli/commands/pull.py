@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from mini_vllm.cli.arguments import no_more, take_model
+from mini_vllm.cli.arguments import WORDS_HELP, no_more, take_model
 from mini_vllm.cli.options import Options, with_options
 from mini_vllm.cli.render import write
 from mini_vllm.cli.session import fetch
@@ -12,7 +12,7 @@ from mini_vllm.cli.session import fetch
 
 @with_options("model")
 def command(
-    words: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]", show_default=False)] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]", hidden=True, help=WORDS_HELP)] = None,
     *,
     options: Options,
 ) -> None:

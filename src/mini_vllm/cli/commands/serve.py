@@ -4,14 +4,14 @@ from typing import Annotated
 
 import typer
 
-from mini_vllm.cli.arguments import no_more, take_model
+from mini_vllm.cli.arguments import WORDS_HELP, no_more, take_model
 from mini_vllm.cli.options import ENGINE, Options, with_options
 from mini_vllm.cli.session import fetch
 
 
 @with_options(*ENGINE, "server")
 def command(
-    words: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]", show_default=False)] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]", hidden=True, help=WORDS_HELP)] = None,
     *,
     options: Options,
 ) -> int:

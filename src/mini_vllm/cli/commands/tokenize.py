@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mini_vllm.cli.arguments import take_model_and_text
+from mini_vllm.cli.arguments import WORDS_HELP, take_model_and_text
 from mini_vllm.cli.options import Options, with_options
 from mini_vllm.cli.render import write, write_json
 from mini_vllm.cli.session import fetch
@@ -14,7 +14,7 @@ from mini_vllm.text import Tokenizer
 
 @with_options("model")
 def command(
-    words: Annotated[list[str] | None, typer.Argument(metavar="[MODEL] [TEXT]", show_default=False)] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[MODEL] [TEXT]", hidden=True, help=WORDS_HELP)] = None,
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", envvar="MINI_VLLM_PROMPT", help="the text")] = None,
     add_special_tokens: Annotated[
         bool,
