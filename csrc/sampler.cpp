@@ -60,7 +60,7 @@ RowView view(const float *x, int n, float scale, Scratch &scratch) {
 }
 
 bool has_edits(const mv_sampler_row &row) {
-  return row.num_allowed >= 0 || row.num_banned || row.num_bias || row.num_seen ||
+  return row.grammar != nullptr || row.num_allowed >= 0 || row.num_banned || row.num_bias || row.num_seen ||
          (row.num_early && row.position < row.early_until);
 }
 
@@ -71,6 +71,20 @@ float penalised(float x, int count, const mv_sampler_row &row) {
   return count > 0 ? x - row.presence : x;
 }
 
+// Tokens that the grammar does not allow are out, 32 at a time.
+void obey(const uint32_t *grammar, int n, float *out) {
+  for (int first = 0; first < n; first += 32) {
+    const uint32_t bits = grammar[first / 32];
+    const int count = std::min(32, n - first);
+    if (bits == 0) {
+      std::fill(out + first, out + first + count, NEVER);
+    } else if (bits != ~0u) {
+      for (int i = 0; i < count; i++)
+        if (!(bits >> i & 1)) out[first + i] = NEVER;
+    }
+  }
+}
+
 const float *edit(const float *x, int n, int vocab, const mv_sampler_row &row, std::vector<float> &out) {
   out.resize(size_t(vocab));  // ids from the limit n on may be named too
   if (row.num_allowed >= 0) {
@@ -79,6 +93,7 @@ const float *edit(const float *x, int n, int vocab, const mv_sampler_row &row, s
   } else {
     for (int i = 0; i < n; i++) out[i] = clean(x[i]);
   }
+  if (row.grammar != nullptr) obey(row.grammar, n, out.data());
   for (int i = 0; i < row.num_banned; i++) out[row.banned[i]] = NEVER;
   if (row.position < row.early_until)
     for (int i = 0; i < row.num_early; i++) out[row.early[i]] = NEVER;

@@ -19,6 +19,7 @@ typedef struct mv_sampler_row {
   const int32_t *bias_ids;
   const float *bias_values;
   const int32_t *seen_ids, *seen_counts;  // what penalties look at; count 0: in the prompt only
+  const uint32_t *grammar;                // bit i % 32 of word i / 32: token i may be chosen; NULL: all may
   double top_p;                           // 1: off
   int32_t num_allowed;                    // -1: all
   int32_t num_banned, num_early, num_bias, num_seen;

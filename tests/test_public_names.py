@@ -15,6 +15,7 @@ PUBLIC = [
     "EngineConfig",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "errors",
     "weights",
 ]

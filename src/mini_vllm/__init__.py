@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from mini_vllm.config import EngineConfig
     from mini_vllm.engine.async_llm import AsyncLLM
     from mini_vllm.engine.llm import LLM
-    from mini_vllm.types import CompletionOutput, RequestOutput, SamplingParams
+    from mini_vllm.types import CompletionOutput, RequestOutput, SamplingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
 
@@ -22,6 +22,7 @@ __all__ = [
     "EngineConfig",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "errors",
     "weights",
 ]
@@ -33,6 +34,7 @@ _HOMES = {
     "EngineConfig": "mini_vllm.config",
     "RequestOutput": "mini_vllm.types",
     "SamplingParams": "mini_vllm.types",
+    "StructuredOutputsParams": "mini_vllm.types",
 }
 
 

@@ -190,4 +190,4 @@ def test_drafts_are_seen_by_a_state_in_no_slot(native):
 
 
 def test_records_have_the_size_of_the_struct():
-    assert ROW_RECORD.itemsize == 8 * 9 + 4 * 16
+    assert ROW_RECORD.itemsize == 8 * 10 + 4 * 16

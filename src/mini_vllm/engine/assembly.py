@@ -58,15 +58,17 @@ class Engine:
 def load_engine(config: EngineConfig) -> Engine:
     """Find, open and load the model that a configuration names. Every problem with it is a `UserError`."""
     from mini_vllm import runner, text, weights
+    from mini_vllm.grammar import GrammarCompiler
 
     checkpoint = weights.open_checkpoint(weights.resolve(config.model.model, revision=config.model.revision))
     try:
         tokenizer, chat_template = load_text(config, checkpoint)
-        executor = runner.load_executor(config, checkpoint, vocab_size=tokenizer.vocab_size)
+        eos_token_ids = text.eos_token_ids(checkpoint.config, checkpoint.generation_config, tokenizer, chat_template)
+        grammars = GrammarCompiler(tokenizer, eos_token_ids=eos_token_ids)
+        executor = runner.load_executor(config, checkpoint, vocab_size=tokenizer.vocab_size, grammars=grammars)
     except BaseException:
         checkpoint.close()
         raise
-    eos_token_ids = text.eos_token_ids(checkpoint.config, checkpoint.generation_config, tokenizer, chat_template)
     engine = join(
         config,
         executor,
@@ -79,6 +81,7 @@ def load_engine(config: EngineConfig) -> Engine:
                 eos_token_ids=eos_token_ids,
             ),
             chat_template=chat_template,
+            grammars=grammars,
             clock=time.monotonic,
         ),
     )

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from mini_vllm.engine.choice import ChoiceText, Vocabulary
 from mini_vllm.errors import ChatTemplateError, ContextLengthError, InvalidParameterError
+from mini_vllm.grammar import GrammarCompiler
 from mini_vllm.sampling import derive_noise_key
 from mini_vllm.types import Request, SamplingParams
 
@@ -22,7 +23,7 @@ Prompt = str | Sequence[int] | Mapping[str, Any]  # text, token ids, {"prompt": 
 class ChatRenderer(Protocol):
     """What the front end asks of a chat template; `text.ChatTemplate` has it."""
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
         """The conversation as one text, BOS included where the template wants it."""
 
 
@@ -57,11 +58,13 @@ class Frontend:
         *,
         clock: Callable[[], float],
         chat_template: ChatRenderer | None = None,
+        grammars: GrammarCompiler | None = None,
         fresh_seed: Callable[[], int] = lambda: secrets.randbits(63),
     ) -> None:
         self.tokenizer = tokenizer
         self.limits = limits
         self.chat_template = chat_template
+        self._grammars = grammars
         self._clock = clock
         self._fresh_seed = fresh_seed
         self._serial = itertools.count()
@@ -82,6 +85,7 @@ class Frontend:
         prompt_ids = self.tokenize(prompt)
         max_tokens = self._resolve_max_tokens(len(prompt_ids), params.max_tokens)
         self._check_params(params)
+        self._check_structure(params)
         stop_texts = self._stop_tokens_of(params.stop)
         seed = self._fresh_seed() if params.seed is None else params.seed
         requests = tuple(
@@ -159,6 +163,14 @@ class Frontend:
                     "bad_token_ids bans every one of allowed_token_ids: no token could ever be sampled",
                     param="allowed_token_ids",
                 )
+
+    def _check_structure(self, params: SamplingParams) -> None:
+        """Compile the grammar, which the executor then finds ready; one that cannot be compiled is refused."""
+        if params.structured_outputs is None:
+            return
+        if self._grammars is None:
+            raise InvalidParameterError("this engine has no structured outputs", param="structured_outputs")
+        self._grammars.compile(params.structured_outputs)
 
     def _check_ids(self, name: str, ids: Iterable[int]) -> tuple[int, ...]:
         """The ids as plain ints; NumPy's are welcome, booleans are not."""

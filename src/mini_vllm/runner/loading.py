@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from mini_vllm import models
 from mini_vllm.config import EngineConfig, ModelConfig
 from mini_vllm.errors import ConfigError, MissingDependencyError, UnsupportedModelError
+from mini_vllm.grammar import GrammarCompiler
 from mini_vllm.kernels.native_library import load_library
 from mini_vllm.kernels.registry import get_device
 from mini_vllm.kernels.table import Device, KVShape, KVStore, Program
@@ -49,15 +50,21 @@ class _Computer(Protocol):
     def describe(self) -> dict[str, str]: ...
 
 
-def load_executor(config: EngineConfig, checkpoint: Checkpoint, *, vocab_size: int | None = None) -> LocalExecutor:
+def load_executor(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    *,
+    vocab_size: int | None = None,
+    grammars: GrammarCompiler | None = None,
+) -> LocalExecutor:
     """Load the model and make it ready to run steps. Every problem is a `UserError` or `MissingDependencyError`.
 
     vocab_size: how many ids the tokenizer knows, where the model's vocabulary is padded beyond it; ids from there on
-    are never sampled.
+    are never sampled. grammars: what requests with structured outputs need.
     """
     executor = choose_executor(config.model, checkpoint)
     computer = _load_fallback(config, checkpoint) if executor == "hf" else _load_native(config, checkpoint, executor)
-    return build_executor(config, computer, vocab_size=vocab_size)
+    return build_executor(config, computer, vocab_size=vocab_size, grammars=grammars)
 
 
 def choose_executor(config: ModelConfig, checkpoint: Checkpoint) -> str:
@@ -89,7 +96,13 @@ def choose_executor(config: ModelConfig, checkpoint: Checkpoint) -> str:
     return "native"
 
 
-def build_executor(config: EngineConfig, computer: _Computer, *, vocab_size: int | None = None) -> LocalExecutor:
+def build_executor(
+    config: EngineConfig,
+    computer: _Computer,
+    *,
+    vocab_size: int | None = None,
+    grammars: GrammarCompiler | None = None,
+) -> LocalExecutor:
     """Give a loaded model its KV cache, program, sampler and rows."""
     info, cache, scheduler = computer.info, config.cache, config.scheduler
     max_model_len = config.model.max_model_len or info.max_position
@@ -120,6 +133,7 @@ def build_executor(config: EngineConfig, computer: _Computer, *, vocab_size: int
         max_model_len=max_model_len,
         max_tokens=scheduler.max_num_batched_tokens,
         max_rows=scheduler.max_num_seqs,
+        grammars=grammars,
     )
     description = {
         **computer.describe(),

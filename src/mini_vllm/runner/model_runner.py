@@ -4,11 +4,12 @@ Must not know files, devices or the scheduler's reasons.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from mini_vllm.grammar import Cursor, GrammarCompiler
 from mini_vllm.kernels.table import Program
 from mini_vllm.runner.inputs import InputBuilder, StepLayout
 from mini_vllm.runner.rows import Row, RowTable
@@ -16,6 +17,7 @@ from mini_vllm.sampling import Sampler, num_accepted
 from mini_vllm.types import Chunk, SequenceOutput, StepPlan, TokenLogprobs
 
 Float32Array = npt.NDArray[np.float32]
+Bits = npt.NDArray[np.uint32]
 
 
 @dataclass(slots=True)
@@ -39,11 +41,16 @@ class ModelRunner:
         max_model_len: int,
         max_tokens: int,
         max_rows: int,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self._program = program
         self._sampler = sampler
         self.rows = RowTable(
-            sampler.states, block_size=block_size, max_blocks=-(-max_model_len // block_size), capacity=max_rows
+            sampler.states,
+            block_size=block_size,
+            max_blocks=-(-max_model_len // block_size),
+            capacity=max_rows,
+            grammars=grammars,
         )
         self._builder = InputBuilder(self.rows, max_tokens=max_tokens, max_rows=max_rows)
 
@@ -54,14 +61,28 @@ class ModelRunner:
             return ()
         layout = self._builder.build(plan.chunks)
         hidden = self._program.run(layout.inputs)
-        readings = self._read(layout)
+        readings = self._read(layout, self._grammar_bits(plan.chunks, layout))
         return tuple(self._outputs(plan.chunks, layout, readings, hidden))
 
     def clear(self) -> None:
         """Forget every sequence."""
         self.rows.clear()
 
-    def _read(self, layout: StepLayout) -> _Readings:
+    def _grammar_bits(self, chunks: tuple[Chunk, ...], layout: StepLayout) -> list[Bits | None]:
+        """For each row that samples, the tokens that its grammar allows; empty if no sequence here has one."""
+        found: list[Bits | None] = []
+        if not self.rows.num_constrained:
+            return found
+        for chunk, row, num_samples in zip(chunks, layout.sequence_rows, layout.num_samples):
+            if row.cursor is None or not num_samples:
+                found += [None] * num_samples
+                continue
+            bits = np.empty((num_samples, row.cursor.num_words), dtype=np.uint32)
+            row.cursor.fill(bits, drafts=chunk.token_ids[len(chunk.token_ids) - chunk.num_drafts :])
+            found += list(bits)
+        return found
+
+    def _read(self, layout: StepLayout, grammars: list[Bits | None]) -> _Readings:
         """Sample and score, a slice of output rows at a time: never one [tokens, vocabulary] array."""
         readings = _Readings()
         samples, scores = layout.samples, layout.scores
@@ -80,6 +101,7 @@ class ModelRunner:
                     slots=samples.slots[first:last],
                     positions=samples.positions[first:last],
                     drafts=samples.drafts[first:last],
+                    grammars=grammars[first:last],
                 )
                 readings.tokens += tokens
                 readings.reports += reports
@@ -101,13 +123,14 @@ class ModelRunner:
             vectors: tuple[tuple[float, ...], ...] = ()
             if index in layout.hidden:
                 vectors = tuple(map(tuple, hidden[slice(*layout.hidden[index])].tolist()))
-            yield SequenceOutput(
+            output = SequenceOutput(
                 seq_id=chunk.seq_id,
                 token_ids=tokens,
                 logprobs=reports,
                 prompt_logprobs=tuple(readings.scores[scored : scored + num_scores]),
                 hidden=vectors,
             )
+            yield output if row.cursor is None else _follow(row.cursor, output)
             sampled += num_samples
             scored += num_scores
 
@@ -122,3 +145,9 @@ class ModelRunner:
             self._sampler.states.observe(row.slot, tokens)
         reports = readings.reports[part][: len(tokens)]
         return tuple(tokens), tuple([report for report in reports if report is not None])
+
+
+def _follow(cursor: Cursor, output: SequenceOutput) -> SequenceOutput:
+    """Move the cursor past the tokens that stand."""
+    cursor.accept(output.token_ids)
+    return replace(output, complete=cursor.is_complete, error=cursor.error)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from mini_vllm.grammar import Cursor, GrammarCompiler
 from mini_vllm.sampling import SamplingStates
 from mini_vllm.types import Admission, Chunk, StepPlan
 
@@ -23,6 +24,7 @@ class Row:
     prompt_token_ids: tuple[int, ...]
     num_prompt_logprobs: int
     penalised: bool
+    cursor: Cursor | None = None  # where it is in its grammar
     num_blocks: int = 0
 
 
@@ -33,9 +35,19 @@ class RowTable:
     live (evicted ones included) than ever before.
     """
 
-    def __init__(self, states: SamplingStates, *, block_size: int, max_blocks: int, capacity: int = 64) -> None:
+    def __init__(
+        self,
+        states: SamplingStates,
+        *,
+        block_size: int,
+        max_blocks: int,
+        capacity: int = 64,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
         self.states = states
         self.block_size = block_size
+        self.num_constrained = 0  # rows with a grammar
+        self._grammars = grammars
         self.block_tables: Int32Array = np.zeros((capacity, max_blocks), dtype=np.int32)
         self._rows: dict[int, Row] = {}
         self._free = list(reversed(range(capacity)))
@@ -69,6 +81,10 @@ class RowTable:
             num_prompt_logprobs=admission.params.prompt_logprobs or 0,
             penalised=state.penalised,
         )
+        if admission.params.structured_outputs is not None:
+            assert self._grammars is not None, "a request with a grammar reached a runner without a compiler"
+            row.cursor = self._grammars.compile(admission.params.structured_outputs).start()
+            self.num_constrained += 1
         self._rows[admission.seq_id] = row
         return row
 
@@ -77,6 +93,7 @@ class RowTable:
         row = self._rows.pop(seq_id, None)
         if row is not None:
             self.states.drop(row.slot)
+            self.num_constrained -= row.cursor is not None
             self._free.append(row.slot)
 
     def clear(self) -> None:

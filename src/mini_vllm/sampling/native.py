@@ -15,6 +15,7 @@ from mini_vllm.kernels.native_library import load_library
 from mini_vllm.sampling.floats import Float32Array
 from mini_vllm.sampling.logprobs import LOGPROB_FLOOR
 from mini_vllm.sampling.state import ROW_RECORD, SamplingState, SamplingStates
+from mini_vllm.sampling.transforms import Bits
 from mini_vllm.types import TokenLogprobs
 
 Int32Array = npt.NDArray[np.int32]
@@ -72,18 +73,30 @@ class NativeBackend:
         assert library.mv_sampler_row_bytes() == ROW_RECORD.itemsize, "ROW_RECORD and mv_sampler_row differ"
 
     def choose(
-        self, logits: Float32Array, rows: Int32Array, states: SamplingStates, slots: Int32Array, positions: Int32Array
+        self,
+        logits: Float32Array,
+        rows: Int32Array,
+        states: SamplingStates,
+        slots: Int32Array,
+        positions: Int32Array,
+        *,
+        grammars: Sequence[Bits | None] = (),
     ) -> list[int]:
         """See `SamplerBackend`."""
         records = states.records[slots]
         records["position"] = positions
+        if grammars:
+            records["grammar"] = [_address(bits, logits.shape[1], states.limit) for bits in grammars]
         return self._choose(logits, rows, records)
 
-    def choose_one(self, logits: Float32Array, row: int, state: SamplingState, position: int) -> int:
+    def choose_one(
+        self, logits: Float32Array, row: int, state: SamplingState, position: int, *, grammar: Bits | None = None
+    ) -> int:
         """See `SamplerBackend`."""
         records = np.zeros(1, dtype=ROW_RECORD)
         state.fill(records[0])
         records["position"] = position
+        records["grammar"] = _address(grammar, logits.shape[1], state.limit)
         return self._choose(logits, np.array([row], dtype=np.int32), records)[0]
 
     def score(
@@ -128,6 +141,15 @@ def load_backend(*, required: bool, team: Team | None = None) -> NativeBackend |
         if required:
             raise
         return None
+
+
+def _address(bits: Bits | None, vocab: int, limit: int) -> int:
+    """Where a row's bits are, which the caller keeps alive; 0 if it has none."""
+    if bits is None:
+        return 0
+    assert bits.dtype == np.uint32 and bits.flags.c_contiguous, "grammar bits must be contiguous uint32"
+    assert bits.size * 32 >= min(vocab, limit), "grammar bits do not cover the vocabulary"
+    return bits.ctypes.data
 
 
 def _describe(logits: Float32Array, rows: Int32Array) -> _Logits:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from mini_vllm.sampling import logprobs, transforms
 from mini_vllm.sampling.floats import Float32Array
 from mini_vllm.sampling.state import SamplingState, SamplingStates
+from mini_vllm.sampling.transforms import Bits
 from mini_vllm.types import TokenLogprobs
 
 if TYPE_CHECKING:
@@ -31,11 +32,23 @@ class SamplerBackend(Protocol):
     name: str
 
     def choose(
-        self, logits: Float32Array, rows: Int32Array, states: SamplingStates, slots: Int32Array, positions: Int32Array
+        self,
+        logits: Float32Array,
+        rows: Int32Array,
+        states: SamplingStates,
+        slots: Int32Array,
+        positions: Int32Array,
+        *,
+        grammars: Sequence[Bits | None] = (),
     ) -> list[int]:
-        """The next token of each row, at positions[i] of the sequence in slots[i]."""
+        """The next token of each row, at positions[i] of the sequence in slots[i].
 
-    def choose_one(self, logits: Float32Array, row: int, state: SamplingState, position: int) -> int:
+        grammars, if not empty: for each row the bits of the tokens that may be chosen, or None for all.
+        """
+
+    def choose_one(
+        self, logits: Float32Array, row: int, state: SamplingState, position: int, *, grammar: Bits | None = None
+    ) -> int:
         """The same for one row and a state that is in no slot."""
 
     def score(
@@ -50,14 +63,24 @@ class NumpyBackend:
     name = "numpy"
 
     def choose(
-        self, logits: Float32Array, rows: Int32Array, states: SamplingStates, slots: Int32Array, positions: Int32Array
+        self,
+        logits: Float32Array,
+        rows: Int32Array,
+        states: SamplingStates,
+        slots: Int32Array,
+        positions: Int32Array,
+        *,
+        grammars: Sequence[Bits | None] = (),
     ) -> list[int]:
         """See `SamplerBackend`."""
-        return transforms.choose(logits[rows], [states[slot] for slot in slots.tolist()], positions.tolist())
+        each = [states[slot] for slot in slots.tolist()]
+        return transforms.choose(logits[rows], each, positions.tolist(), grammars)
 
-    def choose_one(self, logits: Float32Array, row: int, state: SamplingState, position: int) -> int:
+    def choose_one(
+        self, logits: Float32Array, row: int, state: SamplingState, position: int, *, grammar: Bits | None = None
+    ) -> int:
         """See `SamplerBackend`."""
-        return transforms.choose(logits[row : row + 1], [state], [position])[0]
+        return transforms.choose(logits[row : row + 1], [state], [position], [grammar])[0]
 
     def score(
         self, logits: Float32Array, rows: Int32Array, token_ids: Sequence[int], counts: Sequence[int], *, limit: int
@@ -82,18 +105,21 @@ class Sampler:
         slots: Int32Array,
         positions: Int32Array,
         drafts: Sequence[tuple[int, ...]] = (),
+        grammars: Sequence[Bits | None] = (),
     ) -> tuple[list[int], list[TokenLogprobs | None]]:
         """Choose from each of `rows` [S] of logits [L, V] the token at positions[i] of the sequence in slots[i].
 
         drafts, if given, [S]: guessed tokens between the sequence's known ones and this row, which penalties count as
-        output. Logprobs are None for sequences that did not ask. Leaves states and logits alone.
+        output. grammars, if given, [S]: the bits of the tokens that may be chosen, or None for all. Logprobs are None
+        for sequences that did not ask. Leaves states and logits alone.
         """
-        tokens = self.backend.choose(logits, rows, self.states, slots, positions)
+        tokens = self.backend.choose(logits, rows, self.states, slots, positions, grammars=grammars)
         for i, guessed in enumerate(drafts):
             state = self.states[int(slots[i])]
             if guessed and state.penalised:
                 later = state.with_drafts(guessed)
-                tokens[i] = self.backend.choose_one(logits, int(rows[i]), later, int(positions[i]))
+                grammar = grammars[i] if grammars else None
+                tokens[i] = self.backend.choose_one(logits, int(rows[i]), later, int(positions[i]), grammar=grammar)
         reports: list[TokenLogprobs | None] = [None] * len(tokens)
         counts = [self.states[slot].num_logprobs for slot in slots.tolist()] if self.states.num_reporting else []
         asked = [i for i, count in enumerate(counts) if count is not None]

@@ -31,6 +31,7 @@ ROW_RECORD = np.dtype(
         ("bias_values", np.uint64),
         ("seen_ids", np.uint64),
         ("seen_counts", np.uint64),
+        ("grammar", np.uint64),  # a bit mask over the vocabulary; 0: none; set for each step
         ("top_p", np.float64),
         ("num_allowed", np.int32),  # -1: all
         ("num_banned", np.int32),

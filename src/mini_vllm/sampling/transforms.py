@@ -1,6 +1,6 @@
 """What stands between raw logits and the draw: an ordered list of pure functions over rows [rows, V].
 
-    mask → logit bias → penalties → (greedy rows stop here) → temperature → top-k → top-p → min-p → draw
+    grammar mask → mask → logit bias → penalties → (greedy rows stop here) → temperature → top-k → top-p → min-p → draw
 
 Each is skipped when no row uses it. This is the reference: the native sampler computes the same, row by row, to the
 last bit. -inf marks a token that cannot be chosen. This module must not know models, requests or the scheduler.
@@ -9,15 +9,24 @@ last bit. -inf marks a token that cannot be chosen. This module must not know mo
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from mini_vllm.sampling.floats import EXP_FLOOR, FLOAT_MAX, NEVER, Float32Array, clean, exp_nonpositive, lane_sum
 from mini_vllm.sampling.noise import gumbel
 from mini_vllm.sampling.state import SamplingState
 
+Bits = npt.NDArray[np.uint32]  # [words]
 
-def choose(logits: Float32Array, states: Sequence[SamplingState], positions: Sequence[int]) -> list[int]:
+
+def choose(
+    logits: Float32Array,
+    states: Sequence[SamplingState],
+    positions: Sequence[int],
+    grammars: Sequence[Bits | None] = (),
+) -> list[int]:
     """The next token of each row [rows, V]; positions are those of the tokens being chosen. Leaves logits alone."""
     rows = clean(logits)
+    rows = obey(rows, grammars)
     rows = mask(rows, states, positions)
     rows = add_bias(rows, states)
     rows = penalise(rows, states)
@@ -34,6 +43,16 @@ def choose(logits: Float32Array, states: Sequence[SamplingState], positions: Seq
                 scaled = keep(scaled, state)
             tokens[index] = draw(scaled, state, position)
     return tokens
+
+
+def obey(rows: Float32Array, grammars: Sequence[Bits | None]) -> Float32Array:
+    """-inf for tokens whose bit is not set: bit i % 32 of word i // 32 is token i's. None: no grammar."""
+    for row, words in zip(rows, grammars):
+        if words is not None:
+            allowed = np.unpackbits(words.view(np.uint8), bitorder="little")[: row.size].astype(bool)
+            row[: allowed.size][~allowed] = NEVER
+            row[allowed.size :] = NEVER
+    return rows
 
 
 def mask(rows: Float32Array, states: Sequence[SamplingState], positions: Sequence[int]) -> Float32Array:
@@ -128,6 +147,7 @@ __all__ = [
     "keep_top_k",
     "keep_top_p",
     "mask",
+    "obey",
     "penalise",
     "temper",
 ]

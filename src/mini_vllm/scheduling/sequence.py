@@ -3,6 +3,8 @@
 This module must not know policies, plans of other sequences or the inside of the KV cache.
 """
 
+from dataclasses import replace
+
 from mini_vllm.kvcache import BlockTable
 from mini_vllm.types import (
     Chunk,
@@ -115,13 +117,15 @@ class Sequence:
         num_known = len(self.token_ids)
         stop_token_id = self._append(output.token_ids)
         num_new = len(self.token_ids) - num_known
+        self._end_by_grammar(output, num_new)
         self.num_computed = num_known + num_new - 1
         self.drafts = output.next_drafts
         first = num_known == self.num_prompt
         self.last_token = now
         if first:
             self.first_token = now
-        return self._delta(output.token_ids[:num_new], output.logprobs[:num_new], stop_token_id, first=first, now=now)
+        delta = self._delta(output.token_ids[:num_new], output.logprobs[:num_new], stop_token_id, first=first, now=now)
+        return replace(delta, error=output.error) if self.finish_reason == "error" else delta
 
     def end(self, reason: FinishReason, *, error: str | None = None, now: float = 0.0) -> TokenDelta:
         """Finish without new tokens."""
@@ -149,6 +153,13 @@ class Sequence:
                 self.finish_reason = "length"
                 return None
         return None
+
+    def _end_by_grammar(self, output: SequenceOutput, num_new: int) -> None:
+        """A complete text ends as such even where max_tokens ends it too."""
+        if output.error is not None:
+            self.finish_reason = "error"
+        elif output.complete and num_new == len(output.token_ids):
+            self.finish_reason = "stop"
 
     def _keep_prompt_logprobs(self, start: int, output: SequenceOutput) -> None:
         """Positions start + 1 … of the prompt; those known from before a preemption are not taken twice."""

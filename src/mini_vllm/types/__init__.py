@@ -18,9 +18,12 @@ from mini_vllm.types.results import (
     TokenLogprobs,
 )
 from mini_vllm.types.stats import EngineStats, StepStats
+from mini_vllm.types.structured import CallableTool, CallsGrammar, StructuredOutputsParams
 
 __all__ = [
     "Admission",
+    "CallableTool",
+    "CallsGrammar",
     "Chunk",
     "CompletionOutput",
     "EngineStats",
@@ -34,6 +37,7 @@ __all__ = [
     "StepPlan",
     "StepResult",
     "StepStats",
+    "StructuredOutputsParams",
     "TextDelta",
     "TokenDelta",
     "TokenLogprobs",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mini_vllm.errors import InvalidParameterError
+from mini_vllm.types.structured import StructuredOutputsParams
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
@@ -41,6 +42,7 @@ class SamplingParams:
     bad_token_ids: tuple[int, ...] = ()  # never sampled
     logprobs: int | None = None  # how many alternatives to report beside the chosen token; 0: only the chosen
     prompt_logprobs: int | None = None  # the same for prompt tokens; None: not computed
+    structured_outputs: StructuredOutputsParams | None = None  # what the whole output must look like
 
     def __post_init__(self) -> None:
         self._freeze()
@@ -67,6 +69,11 @@ class SamplingParams:
                 _check_int(name, count, low=0, high=MAX_LOGPROBS)
         self._check_stops()
         self._check_token_ids()
+        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            raise InvalidParameterError(
+                f"structured_outputs is {self.structured_outputs!r:.100}; give a StructuredOutputsParams",
+                param="structured_outputs",
+            )
 
     @property
     def greedy(self) -> bool:

@@ -26,6 +26,8 @@ class SequenceOutput:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # Outputs.ALL: of prompt positions start+1 … start+len(chunk)
     next_drafts: tuple[int, ...] = ()
     hidden: tuple[tuple[float, ...], ...] = ()  # Outputs.HIDDEN: one vector per token of the chunk
+    complete: bool = False  # the last token completes the grammar and nothing may follow: the sequence stops
+    error: str | None = None  # this sequence cannot go on; the others can
 
 
 @dataclass(frozen=True, slots=True)
