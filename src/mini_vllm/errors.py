@@ -18,6 +18,10 @@ MiniVLLMError
 A message names the offending value, the limit it broke and what to do about it, in one line.
 """
 
+import sys
+
+INSTALL_TORCH = f"{sys.executable or 'python'} -m pip install 'mini-vllm[torch]'"  # into the environment that runs
+
 
 class MiniVLLMError(Exception):
     """Base of all errors raised on purpose by this package."""

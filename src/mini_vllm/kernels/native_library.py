@@ -9,14 +9,14 @@ import os
 import sys
 from pathlib import Path
 
-from mini_vllm.errors import MissingDependencyError
+from mini_vllm.errors import INSTALL_TORCH, MissingDependencyError
 
 LIBRARY_NAME = "libmini_vllm.so"
 ABI_VERSION = 3
 
 _REMEDY = (
     "install a C++ compiler (Debian: apt install g++) and reinstall mini-vllm, "
-    "or run on torch: pip install 'mini-vllm[torch]' and --executor torch"
+    f"or run on torch: {INSTALL_TORCH} and --executor torch"
 )
 
 

@@ -2,7 +2,7 @@
 
 import importlib
 
-from mini_vllm.errors import ConfigError, MissingDependencyError
+from mini_vllm.errors import INSTALL_TORCH, ConfigError, MissingDependencyError
 from mini_vllm.kernels.table import Device
 
 # name → (module, factory)
@@ -30,7 +30,7 @@ def get_device(name: str, *, threads: int | None = None, torch_device: str = "cp
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("torch"):
             raise
-        raise MissingDependencyError("device torch needs PyTorch: pip install 'mini-vllm[torch]'") from error
+        raise MissingDependencyError(f"device torch needs PyTorch: {INSTALL_TORCH}") from error
     factory = getattr(module, factory_name)
     device: Device = factory(threads=threads, device=torch_device) if name == "torch" else factory(threads=threads)
     return device

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mini_vllm.errors import MissingDependencyError
+from mini_vllm.errors import INSTALL_TORCH, MissingDependencyError
 from mini_vllm.models.loading import LoadedModel, WeightSummary, load_model, summarise_weights
 from mini_vllm.models.registry import NOT_NATIVE, model_info, native_architectures, refuse_impossible
 from mini_vllm.models.source import Checkpoint
@@ -36,5 +36,5 @@ def load_fallback(
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "transformers"):
             raise
-        raise MissingDependencyError(f"the hf executor needs {error.name}: pip install 'mini-vllm[torch]'") from error
+        raise MissingDependencyError(f"the hf executor needs {error.name}: {INSTALL_TORCH}") from error
     return hf.load_fallback(path, device=device, dtype=dtype, threads=threads)

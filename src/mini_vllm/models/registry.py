@@ -6,7 +6,7 @@ To add a Llama-like model: a module with `spec(config)`, a line in `_FAMILIES`, 
 from collections.abc import Callable
 from typing import Any
 
-from mini_vllm.errors import ModelError, UnsupportedModelError
+from mini_vllm.errors import INSTALL_TORCH, ModelError, UnsupportedModelError
 from mini_vllm.models import gemma2, gemma3, gpt2, llama, mistral, phi3, qwen2, qwen3
 from mini_vllm.models.configuration import Config, mapping
 from mini_vllm.models.spec import ModelInfo
@@ -44,7 +44,7 @@ def model_spec(config: Config) -> Any:
     if model_type not in _FAMILIES:
         raise UnsupportedModelError(
             f"{model_type!r} has no native implementation (native: {', '.join(native_architectures())}); "
-            "try --executor hf, which needs pip install 'mini-vllm[torch]'",
+            f"try --executor hf, which needs transformers: {INSTALL_TORCH}",
             code=NOT_NATIVE,
         )
     return _FAMILIES[model_type](config)
