@@ -19,7 +19,7 @@ extern "C" {
 // Changes whenever a struct or a signature below does; the Python binding refuses another number.
 #define MV_ABI_VERSION 3
 
-enum mv_format { MV_F32 = 0, MV_F16 = 1, MV_BF16 = 2, MV_Q8_0 = 3, MV_Q4_0 = 4, MV_Q4_1 = 5 };
+enum mv_format { MV_F32 = 0, MV_F16 = 1, MV_BF16 = 2, MV_Q8_0 = 3, MV_Q4_0 = 4, MV_Q4_1 = 5, MV_NUM_FORMATS };
 
 // A matrix packed in panels of 16 rows (pack.cpp draws the layout). Used by products and by embedding look-ups.
 typedef struct mv_matrix {
@@ -107,7 +107,8 @@ MV_EXPORT int32_t mv_struct_bytes(int32_t which);     // 0 matrix, 1 store, 2 op
 MV_EXPORT const char *mv_isa_names(void);             // what this machine can run, best first: "avx512 avx2 portable"
 MV_EXPORT int32_t mv_isa_supported(const char *isa);  // 1 or 0
 
-MV_EXPORT void *mv_alloc(int64_t bytes);  // 64-byte aligned zeros, in large pages where the system has them; NULL on failure
+// 64-byte aligned zeros, in large pages where the system has them; NULL on failure.
+MV_EXPORT void *mv_alloc(int64_t bytes);
 MV_EXPORT void mv_free(void *memory, int64_t bytes);
 
 MV_EXPORT int64_t mv_matrix_bytes(int32_t format, int32_t rows, int32_t cols);

@@ -46,13 +46,11 @@ void pack_four_bits(const uint8_t *codes, uint8_t *lane) {
 }
 
 void pack_blocks(const mv_matrix &m, const Lane &to, const uint8_t *row) {
-  const int64_t groups = m.cols / GROUP, group_bytes = mv::code_bytes(m.format, GROUP);
-  char *scales = to.panel + mv::code_bytes(m.format, m.cols) + to.lane * 2, *minima = scales + groups * mv::PANEL * 2;
-  for (int64_t g = 0; g < groups; g++) {
+  for (int64_t g = 0; g < m.cols / GROUP; g++) {
     const uint8_t *block = row + g * block_bytes(m.format);
-    uint8_t *codes = reinterpret_cast<uint8_t *>(to.panel) + g * group_bytes + to.lane * 4;
-    std::memcpy(scales + g * mv::PANEL * 2, block, 2);
-    if (m.format == MV_Q4_1) std::memcpy(minima + g * mv::PANEL * 2, block + 2, 2);
+    uint8_t *codes = reinterpret_cast<uint8_t *>(to.panel) + mv::codes_offset(m.format, g) + to.lane * 4;
+    std::memcpy(to.panel + mv::scales_offset(m.format, g) + to.lane * 2, block, 2);
+    if (m.format == MV_Q4_1) std::memcpy(to.panel + mv::minima_offset(m.format, g) + to.lane * 2, block + 2, 2);
     const uint8_t *packed = block + (m.format == MV_Q4_1 ? 4 : 2);
     m.format == MV_Q8_0 ? pack_eight_bits(packed, codes) : pack_four_bits(packed, codes);
   }

@@ -138,32 +138,56 @@ void copy_queries(const Task &t, float *queries) {
   }
 }
 
-// Softmax weights of one row's scores in a span, in place; [from, to) are its visible keys there, at least one.
-void weigh(const Task &t, const State &s, int row, float *scores, int from, int to) {
+// Scales and caps one row's scores [from, to), in place; lanes outside become -infinity. Returns the largest.
+float prepare_scores(const mv_op &op, float *scores, const RowRange &range) {
   const float none = -__builtin_inff();
   F largest = set1(none);
-  for (int j = from / W * W; j < to; j += W) {
+  for (int j = range.from / W * W; j < range.to; j += W) {
     I index = lane_index(j);
-    F x = load(scores + j) * t.op->scale;
-    if (t.op->softcap != 0.0f) x = softcap(x, t.op->softcap);
-    I visible = (index >= from) & (index < to);
+    F x = load(scores + j) * op.scale;
+    if (op.softcap != 0.0f) x = softcap(x, op.softcap);
+    I visible = (index >= range.from) & (index < range.to);
     x = visible ? x : set1(none);
     store(scores + j, x);
     largest = max(largest, x);
   }
-  float m = max_lanes(largest);
-  m = s.m[row] > m ? s.m[row] : m;
+  return max_lanes(largest);
+}
+
+// Scores become softmax weights relative to m. Returns their sum.
+float weigh_scores(float *scores, const RowRange &range, float m) {
   F sum = zero();
-  for (int j = from / W * W; j < to; j += W) {
+  for (int j = range.from / W * W; j < range.to; j += W) {
     F p = exp(load(scores + j) - m);
     store(scores + j, p);
     sum += p;
   }
-  F factor = exp(set1(s.m[row] - m));
-  s.l[row] = s.l[row] * factor[0] + sum_lanes(sum);
-  s.m[row] = m;
-  float *acc = s.acc + row * t.padded;
-  for (int i = 0; i < t.padded; i += W) store(acc + i, load(acc + i) * factor);
+  return sum_lanes(sum);
+}
+
+// The online softmax of rows first … first + count over a span, phase by phase so that the rows' steps overlap.
+void weigh_rows(const Task &t, const State &s, int first, int count, float *scores, const RowRange *ranges) {
+  float largest[MAX_GROUP_ROWS], difference[(MAX_GROUP_ROWS + W - 1) / W * W] = {};
+  for (int i = 0; i < count; i++) {
+    float before = s.m[first + i];
+    largest[i] = before;
+    if (ranges[i].from >= ranges[i].to) continue;
+    float here = prepare_scores(*t.op, scores + i * SPAN, ranges[i]);
+    largest[i] = before > here ? before : here;
+    difference[i] = before - largest[i];
+  }
+  for (int i = 0; i < MAX_GROUP_ROWS; i += W) store(difference + i, exp(load(difference + i)));
+  for (int i = 0; i < count; i++) {
+    if (ranges[i].from >= ranges[i].to) continue;
+    float sum = weigh_scores(scores + i * SPAN, ranges[i], largest[i]);
+    s.l[first + i] = s.l[first + i] * difference[i] + sum;
+  }
+  for (int i = 0; i < count; i++) {
+    if (s.m[first + i] == largest[i]) continue;  // the factor is exactly 1
+    s.m[first + i] = largest[i];
+    float *acc = s.acc + (first + i) * t.padded;
+    for (int d = 0; d < t.padded; d += W) store(acc + d, load(acc + d) * difference[i]);
+  }
 }
 
 template <typename Format>
@@ -171,19 +195,18 @@ void accumulate_span(const Task &t, const Scratch &scratch, const State &s, int 
   int last = t.tile.first_position + t.tile.num_rows - 1;
   int low = max32(0, t.first_visible(t.tile.first_position) - start), high = min32(SPAN, last + 1 - start);
   SpanView<Format> span = locate_span<Format>(*t.op, *t.step, t.tile.seq, t.head, start, low, high, scratch.span);
+  locate_next(span, *t.op, *t.step, t.tile.seq, t.head, start + SPAN, last);
   score_rows(span, scratch.queries, t.num_rows, scratch.span.scores);
   RowRange ranges[MAX_GROUP_ROWS];
   for (int first = 0; first < t.num_rows; first += MAX_GROUP_ROWS) {
     int count = min32(MAX_GROUP_ROWS, t.num_rows - first);
     for (int i = 0; i < count; i++) {
-      int row = first + i, position = t.position(row);
+      int position = t.position(first + i);
       ranges[i].from = max32(0, t.first_visible(position) - start);
       ranges[i].to = min32(SPAN, position + 1 - start);
-      if (ranges[i].from >= ranges[i].to)
-        ranges[i].from = ranges[i].to = 0;
-      else
-        weigh(t, s, row, scratch.span.scores + row * SPAN, ranges[i].from, ranges[i].to);
+      if (ranges[i].from >= ranges[i].to) ranges[i].from = ranges[i].to = 0;
     }
+    weigh_rows(t, s, first, count, scratch.span.scores + first * SPAN, ranges);
     add_values(span, scratch.span.scores + first * SPAN, ranges, count, s.acc + first * t.padded);
   }
 }

@@ -37,6 +37,7 @@ template <typename Format>
 struct SpanView {
   typedef typename Format::Element Element;
   const Element *keys[GROUPS], *values[GROUPS];
+  const Element *next_keys[GROUPS];  // of the span to be read next, to ask for in time; else these again
   int64_t key_stride;
   int head_dim, padded, low, high;  // keys low … high - 1 of the span are visible to some row
 };
@@ -89,6 +90,22 @@ SpanView<Format> locate_span(const mv_op &op, const StepView &step, int seq, int
   return view;
 }
 
+// Where the keys of the span at `start` lie, if the sequence's rows go on to it.
+template <typename Format>
+void locate_next(SpanView<Format> &view, const mv_op &op, const StepView &step, int seq, int head, int start,
+                 int last) {
+  typedef typename Format::Element Element;
+  const mv_store &s = *step.store;
+  const int32_t *table = step.in.block_tables + int64_t(seq) * step.in.table_width;
+  for (int g = 0; g < GROUPS; g++) {
+    int position = start + g * GROUP;
+    view.next_keys[g] = view.keys[g];
+    if (s.block_size % GROUP == 0 && position <= last)
+      view.next_keys[g] = (const Element *)s.data +
+                          tile_offset(s, op.layer, table[position / s.block_size], head) + position % s.block_size;
+  }
+}
+
 // scores[r][16 g …] of MR rows and NG groups of keys.
 template <typename Format, int MR, int NG>
 MV_INLINE void score_tile(const SpanView<Format> &view, const float *q, int g, float *scores) {
@@ -99,6 +116,7 @@ MV_INLINE void score_tile(const SpanView<Format> &view, const float *q, int g, f
   const int64_t stride = view.key_stride;
   const int D = view.head_dim;
   for (int d = 0; d < D; d++) {
+    MV_UNROLL for (int i = 0; i < NG; i++) __builtin_prefetch(view.values[g + i] + d * GROUP);
     F k[NG * GV];
     MV_UNROLL for (int v = 0; v < NG * GV; v++) k[v] = Format::widen(view.keys[g + v / GV] + d * stride + v % GV * W);
     MV_UNROLL for (int m = 0; m < MR; m++) {
@@ -127,7 +145,11 @@ MV_INLINE void value_tile(const SpanView<Format> &view, const float *p, int from
   MV_UNROLL for (int m = 0; m < MR; m++) {
     MV_UNROLL for (int v = 0; v < NV; v++) sum[m][v] = load(acc + m * padded + column + v * W);
   }
+  const int dims = view.head_dim / GROUP;
   for (int j = from; j < to; j++) {
+    if (MR <= 4 && column == 0)
+      for (int d = j % GROUP * dims; d < (j % GROUP + 1) * dims; d++)
+        __builtin_prefetch(view.next_keys[j / GROUP] + d * view.key_stride);
     const typename Format::Element *row = view.values[j / GROUP] + j % GROUP * padded + column;
     F value[NV];
     MV_UNROLL for (int v = 0; v < NV; v++) value[v] = Format::widen(row + v * W);

@@ -15,6 +15,17 @@ static MV_INLINE H load_half(const uint16_t *p) {
   return v;
 }
 
+// 16 to 32 bits, lane by lane: GCC 12 splits the generic form into halves.
+static MV_INLINE U widen_half(H v) {
+#if defined(__AVX512F__)
+  return (U)_mm512_cvtepu16_epi32((__m256i)v);
+#elif defined(__AVX2__)
+  return (U)_mm256_cvtepu16_epi32((__m128i)v);
+#else
+  return __builtin_convertvector(v, U);
+#endif
+}
+
 struct F32 {
   typedef float Element;
   static MV_INLINE F widen(const float *p) { return load(p); }
@@ -25,7 +36,7 @@ struct F32 {
 struct BF16 {
   typedef uint16_t Element;
   static MV_INLINE F widen(const uint16_t *p) {
-    return (F)(__builtin_convertvector(load_half(p), U) << 16);
+    return (F)(widen_half(load_half(p)) << 16);
   }
   static MV_INLINE uint16_t narrow(float x) {
     uint32_t bits;
@@ -51,7 +62,7 @@ struct F16 {
 #elif defined(__aarch64__)
     return (F)vcvt_f32_f16(vld1_f16((const __fp16 *)p));
 #else
-    U h = __builtin_convertvector(load_half(p), U);
+    U h = widen_half(load_half(p));
     U sign = (h & 0x8000u) << 16, magnitude = h & 0x7fffu;
     U normal = (magnitude << 13) + (112u << 23);                             // exponent 15 -> 127
     U special = (magnitude << 13) + (224u << 23);                            // infinity and NaN

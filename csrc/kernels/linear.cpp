@@ -66,7 +66,9 @@ struct Dense {
     int k = 0;
     for (; k + C::DEPTH <= K; k += C::DEPTH) {
       F w[NP * V][C::DEPTH];
-      MV_UNROLL for (int p = 0; p < NP; p++) __builtin_prefetch(panel + p * bytes + C::offset(k + PREFETCH));
+      // Ahead in this panel, and near its end in the one that this thread most likely reads next.
+      const char *ahead = panel + C::offset(k + PREFETCH) + (k + PREFETCH < K ? 0 : (NP - 1) * bytes);
+      MV_UNROLL for (int p = 0; p < NP; p++) __builtin_prefetch(ahead + p * bytes);
       MV_UNROLL for (int v = 0; v < NP * V; v++) C::widen(panel + v / V * bytes, k, v % V, w[v]);
       MV_UNROLL for (int d = 0; d < C::DEPTH; d++) {
         MV_UNROLL for (int m = 0; m < MR; m++) {

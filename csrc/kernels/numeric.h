@@ -13,7 +13,7 @@ namespace MV_ISA {
 // e^88.3; exp(0) is exactly 1.
 static MV_INLINE F exp(F x) {
   const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, held in the low bits
-  F clamped = x < -87.3f ? set1(-87.3f) : (x > 88.3f ? set1(88.3f) : x);
+  F clamped = min(set1(88.3f), max(set1(-87.3f), x));
   F shifted = fma(clamped, set1(1.44269504088896341f), set1(magic));
   F n = shifted - magic;
   F r = fma(n, set1(-0.693359375f), clamped);

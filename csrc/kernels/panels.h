@@ -10,11 +10,13 @@
 //                      byte dot products want them
 //   4-bit codes        panel[k / 8][16 rows][k % 4]: quads 2i in the low and 2i + 1 in the high four bits of a byte
 //
-// Quantised panels go on with the float16 scales [K / 32][16 rows] and, for Q4_1, minima of the same shape:
+// Quantised panels are a row of pairs, so that all of a pair begins on a cache line and a panel is one stream:
+//
+//   [ codes of 32 columns | codes of 32 more | float16 scales [2][16 rows] | for Q4_1: float16 minima [2][16 rows] ]
 //
 //   Q8_0: w = scale (code - 128)      Q4_0: w = scale (code - 8)      Q4_1: w = scale code + minimum
 //
-// Rows beyond N and, for bfloat16, column K of an odd K are zeros.
+// Rows beyond N, column K of an odd K in bfloat16 and the second half of an unfinished pair are zeros.
 #ifndef MINI_VLLM_KERNELS_PANELS_H
 #define MINI_VLLM_KERNELS_PANELS_H
 
@@ -29,16 +31,24 @@ constexpr int GROUP_COLUMNS = 32;  // columns that share a scale
 
 static inline bool is_quantized(int32_t format) { return format >= MV_Q8_0; }
 
-// Bytes of codes of one panel, before its scales.
-static inline int64_t code_bytes(int32_t format, int32_t cols) {
-  return int64_t(cols) * PANEL / (format == MV_Q8_0 ? 1 : 2);
+// Bytes of the codes of one group, and of a pair of groups with its scales.
+static inline int64_t group_bytes(int32_t format) { return GROUP_COLUMNS * PANEL / (format == MV_Q8_0 ? 1 : 2); }
+static inline int64_t pair_bytes(int32_t format) {
+  return 2 * group_bytes(format) + 2 * PANEL * 2 * (format == MV_Q4_1 ? 2 : 1);
 }
+// Where in a panel the codes, the scales and the minima of group g begin.
+static inline int64_t codes_offset(int32_t format, int64_t g) {
+  return g / 2 * pair_bytes(format) + g % 2 * group_bytes(format);
+}
+static inline int64_t scales_offset(int32_t format, int64_t g) {
+  return g / 2 * pair_bytes(format) + 2 * group_bytes(format) + g % 2 * (PANEL * 2);
+}
+static inline int64_t minima_offset(int32_t format, int64_t g) { return scales_offset(format, g) + 2 * PANEL * 2; }
 static inline int64_t panel_bytes(int32_t format, int32_t cols) {
   if (format == MV_F32) return int64_t(cols) * PANEL * 4;
   if (format == MV_BF16) return int64_t((cols + 1) / 2) * PANEL * 4;
   if (format == MV_F16) return int64_t(cols) * PANEL * 2;
-  int64_t scales = int64_t(cols) / GROUP_COLUMNS * PANEL * 2 * (format == MV_Q4_1 ? 2 : 1);
-  return (code_bytes(format, cols) + scales + 63) / 64 * 64;
+  return (int64_t(cols) / GROUP_COLUMNS + 1) / 2 * pair_bytes(format);
 }
 static inline int64_t num_panels(int32_t rows) { return (rows + PANEL - 1) / PANEL; }
 

@@ -22,8 +22,10 @@ namespace mv {
 namespace MV_ISA {
 namespace {
 
+typedef int8_t Codes __attribute__((vector_size(W)));
+
 constexpr int QUADS = GROUP_COLUMNS / 4;
-constexpr int PREFETCH = 1024;  // bytes of codes ahead
+constexpr int PREFETCH = 1024;  // bytes ahead
 
 // One row of rounded activations.
 struct QuantizedRow {
@@ -36,13 +38,14 @@ struct QuantizedRow {
 
 // The quads of a group, from the codes of one panel. SHARE quads come from one load.
 struct Q8 {
-  static constexpr int SHARE = 1, BYTES = GROUP_COLUMNS * PANEL;
+  static constexpr int SHARE = 1;
+  static constexpr int32_t FORMAT = MV_Q8_0;
   static constexpr bool MINIMUM = false;
   static MV_INLINE void quads(const char *codes, Bytes (&w)[SHARE]) { w[0] = eight_bit_codes(load_bytes(codes)); }
   static MV_INLINE I start(const int32_t *term) { return EIGHT_BIT_CODES_ARE_SIGNED ? I{} : I{} + *term; }
 };
 struct Q4 {
-  static constexpr int SHARE = 2, BYTES = GROUP_COLUMNS * PANEL / 2;
+  static constexpr int SHARE = 2;
   static MV_INLINE void quads(const char *codes, Bytes (&w)[SHARE]) {
     Bytes both = load_bytes(codes);
     w[0] = both & 15;
@@ -50,10 +53,12 @@ struct Q4 {
   }
 };
 struct Q4_0 : Q4 {
+  static constexpr int32_t FORMAT = MV_Q4_0;
   static constexpr bool MINIMUM = false;
   static MV_INLINE I start(const int32_t *term) { return I{} + *term; }
 };
 struct Q4_1 : Q4 {
+  static constexpr int32_t FORMAT = MV_Q4_1;
   static constexpr bool MINIMUM = true;
   static MV_INLINE I start(const int32_t *) { return I{}; }
 };
@@ -79,8 +84,7 @@ struct Quantized {
     const mv_op &op = *tile.op;
     const int K = op.weight->cols, groups = K / GROUP_COLUMNS;
     const int64_t bytes = panel_bytes(op.weight->format, K);
-    const char *codes = (const char *)op.weight->data + tile.panel * bytes;
-    const char *scales = codes + code_bytes(op.weight->format, K), *minima = scales + int64_t(groups) * PANEL * 2;
+    const char *panel = (const char *)op.weight->data + tile.panel * bytes;
     const float *rows = op.x + tile.row * op.x_stride;
     const QuantizedRow x(rows, K);
     const int64_t stride = op.x_stride, byte_stride = stride * 4;
@@ -94,11 +98,13 @@ struct Quantized {
         I start = Q::start(x.terms + m * stride + g);
         MV_UNROLL for (int v = 0; v < NP * V; v++) sum[m][v] = start;
       }
-      const char *group = codes + int64_t(g) * Q::BYTES;
+      const char *group = panel + codes_offset(Q::FORMAT, g);
+      // Ahead in this panel, and near its end in the one that this thread most likely reads next.
+      const int64_t ahead = PREFETCH + (codes_offset(Q::FORMAT, g) + PREFETCH < bytes ? 0 : (NP - 1) * bytes);
       const int8_t *columns = x.codes + g * GROUP_COLUMNS;
       MV_UNROLL for (int i = 0; i < QUADS / Q::SHARE; i++) {
         Bytes w[NP * V][Q::SHARE];
-        MV_UNROLL for (int p = 0; p < NP; p++) __builtin_prefetch(group + p * bytes + i * 64 + PREFETCH);
+        MV_UNROLL for (int p = 0; p < NP; p++) __builtin_prefetch(group + p * bytes + i * 64 + ahead);
         MV_UNROLL for (int v = 0; v < NP * V; v++) {
           Q::quads(group + v / V * bytes + i * 64 + v % V * int(sizeof(Bytes)), w[v]);
         }
@@ -111,14 +117,14 @@ struct Quantized {
         }
       }
       MV_UNROLL for (int v = 0; v < NP * V; v++) {
-        const int64_t at = v / V * bytes + (int64_t(g) * PANEL + v % V * W) * 2;
-        F weight_scale = F16::widen((const uint16_t *)(scales + at));
+        const char *here = panel + v / V * bytes + v % V * (W * 2);
+        F weight_scale = F16::widen((const uint16_t *)(here + scales_offset(Q::FORMAT, g)));
         MV_UNROLL for (int m = 0; m < MR; m++) {
           F scale = weight_scale * set1(x.scales[m * stride + g]);
           acc[m][v] = fma(__builtin_convertvector(sum[m][v], F), scale, acc[m][v]);
         }
         if constexpr (Q::MINIMUM) {
-          F minimum = F16::widen((const uint16_t *)(minima + at));
+          F minimum = F16::widen((const uint16_t *)(here + minima_offset(Q::FORMAT, g)));
           MV_UNROLL for (int m = 0; m < MR; m++) {
             float term;
             memcpy(&term, x.terms + m * stride + g, 4);
@@ -133,6 +139,15 @@ struct Quantized {
   }
 };
 
+MV_INLINE void store_codes(int8_t *codes, I q) {
+#if defined(__AVX512F__)
+  Codes narrow = (Codes)_mm512_cvtepi32_epi8((__m512i)q);
+#else
+  Codes narrow = __builtin_convertvector(q, Codes);
+#endif
+  memcpy(codes, &narrow, sizeof narrow);
+}
+
 // One group of a row. A group whose largest number is below 1e-30 counts as zeros.
 void quantize_group(const float *x, int32_t format, int8_t *codes, float *scale, int32_t *term) {
   const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, held in the low bits
@@ -145,15 +160,13 @@ void quantize_group(const float *x, int32_t format, int8_t *codes, float *scale,
   bool empty = peak < 1e-30f;
   float inverse = empty ? 0.0f : 127.0f / peak;
   *scale = empty ? 0.0f : peak / 127.0f;
-  int32_t rounded[GROUP_COLUMNS], total = 0;
+  F sum = zero();
   MV_UNROLL for (int i = 0; i < GROUP_COLUMNS; i += W) {
-    I q = as_int(load(x + i) * inverse + magic) - 0x4b400000;
-    memcpy(rounded + i, &q, sizeof q);
+    F shifted = load(x + i) * inverse + magic;
+    store_codes(codes + i, as_int(shifted) - 0x4b400000);
+    sum += shifted - magic;
   }
-  for (int i = 0; i < GROUP_COLUMNS; i++) {
-    codes[i] = int8_t(rounded[i]);
-    total += rounded[i];
-  }
+  int32_t total = int32_t(sum_lanes(sum));  // exact: at most 32 * 127
   if (format == MV_Q4_1) {
     float shift = *scale * float(total);
     memcpy(term, &shift, 4);

@@ -37,17 +37,18 @@ void gather_row_bf16(const mv_matrix &m, int64_t row, float scale, float *out) {
 }
 // Codes times scale, plus the minimum where the format has one; panels.h draws the layout.
 void gather_row_quantized(const mv_matrix &m, int64_t row, float scale, float *out) {
-  const uint8_t *panel = (const uint8_t *)m.data + row / PANEL * panel_bytes(m.format, m.cols);
-  const uint8_t *lane = panel + 4 * (row % PANEL);
-  const uint16_t *scales = (const uint16_t *)(panel + code_bytes(m.format, m.cols)) + row % PANEL;
-  const uint16_t *minima = scales + int64_t(m.cols) / GROUP_COLUMNS * PANEL;
+  const char *panel = (const char *)m.data + row / PANEL * panel_bytes(m.format, m.cols);
+  const int64_t lane = row % PANEL;
   const int32_t bias = m.format == MV_Q8_0 ? 128 : m.format == MV_Q4_0 ? 8 : 0;
-  for (int k = 0; k < m.cols; k++) {
-    int32_t code = m.format == MV_Q8_0 ? lane[k / 4 * 64 + k % 4] : lane[k / 8 * 64 + k % 4] >> (k / 4 % 2 * 4) & 15;
-    int64_t group = int64_t(k) / GROUP_COLUMNS * PANEL;
-    float value = float(code - bias) * F16::widen1(scales[group]);
-    if (m.format == MV_Q4_1) value += F16::widen1(minima[group]);
-    out[k] = value * scale;
+  for (int g = 0; g < m.cols / GROUP_COLUMNS; g++) {
+    const uint8_t *codes = (const uint8_t *)panel + codes_offset(m.format, g) + 4 * lane;
+    float step = F16::widen1(((const uint16_t *)(panel + scales_offset(m.format, g)))[lane]), minimum = 0.0f;
+    if (m.format == MV_Q4_1) minimum = F16::widen1(((const uint16_t *)(panel + minima_offset(m.format, g)))[lane]);
+    for (int k = 0; k < GROUP_COLUMNS; k++) {
+      int32_t four = codes[k / 8 * 64 + k % 4] >> (k / 4 % 2 * 4) & 15;
+      int32_t code = m.format == MV_Q8_0 ? codes[k / 4 * 64 + k % 4] : four;
+      out[g * GROUP_COLUMNS + k] = (float(code - bias) * step + minimum) * scale;
+    }
   }
 }
 void look_up(const mv_op &op, const int32_t *ids, float scale, int64_t begin, int64_t end) {

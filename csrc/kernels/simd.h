@@ -72,7 +72,25 @@ static MV_INLINE F fma(F a, F b, F c) {
 #endif
 }
 
-static MV_INLINE F max(F a, F b) { return a > b ? a : b; }
+// a > b ? a : b and a < b ? a : b, so a NaN in b survives.
+static MV_INLINE F max(F a, F b) {
+#if defined(__AVX512F__)
+  return _mm512_max_ps(a, b);
+#elif defined(__AVX2__)
+  return _mm256_max_ps(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
+static MV_INLINE F min(F a, F b) {
+#if defined(__AVX512F__)
+  return _mm512_min_ps(a, b);
+#elif defined(__AVX2__)
+  return _mm256_min_ps(a, b);
+#else
+  return a < b ? a : b;
+#endif
+}
 static MV_INLINE F as_float(I v) { return (F)v; }
 static MV_INLINE I as_int(F v) { return (I)v; }
 
@@ -84,21 +102,30 @@ static MV_INLINE I lane_index(int base) {
 }
 
 // Sum and maximum of all lanes, by one fixed tree of halves.
-static MV_INLINE float sum_lanes(F v) {
-  float a[W];
+template <int SHIFT>
+static MV_INLINE F rotate_lanes(F v) {
+#if defined(__AVX512F__)
+  return (F)_mm512_alignr_epi32((__m512i)v, (__m512i)v, SHIFT);
+#else
+  float a[2 * W];
   store(a, v);
-  MV_UNROLL for (int half = W / 2; half > 0; half /= 2) {
-    MV_UNROLL for (int i = 0; i < half; i++) a[i] += a[i + half];
-  }
-  return a[0];
+  store(a + W, v);
+  return load(a + SHIFT);
+#endif
+}
+static MV_INLINE float sum_lanes(F v) {
+  if constexpr (W > 8) v += rotate_lanes<8 % W>(v);
+  if constexpr (W > 4) v += rotate_lanes<4 % W>(v);
+  v += rotate_lanes<2>(v);
+  v += rotate_lanes<1>(v);
+  return v[0];
 }
 static MV_INLINE float max_lanes(F v) {
-  float a[W];
-  store(a, v);
-  MV_UNROLL for (int half = W / 2; half > 0; half /= 2) {
-    MV_UNROLL for (int i = 0; i < half; i++) a[i] = a[i] > a[i + half] ? a[i] : a[i + half];
-  }
-  return a[0];
+  if constexpr (W > 8) v = max(v, rotate_lanes<8 % W>(v));
+  if constexpr (W > 4) v = max(v, rotate_lanes<4 % W>(v));
+  v = max(v, rotate_lanes<2>(v));
+  v = max(v, rotate_lanes<1>(v));
+  return v[0];
 }
 
 }  // namespace MV_ISA
