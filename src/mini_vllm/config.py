@@ -32,7 +32,9 @@ class ModelConfig:
     )
     device: str = doc("auto", "where to run; cuda and mps need the torch extra", choices=("auto", "cpu", "cuda", "mps"))
     max_model_len: int | None = doc(None, "longest sequence in tokens; default: the model's context length")
-    served_model_name: str | None = doc(None, "name shown and accepted by the API; default: the model argument")
+    served_model_name: str | None = doc(
+        None, "names accepted by the API, separated by commas; it shows the first; default: the model"
+    )
     generation_config: bool = doc(True, "take sampling defaults from the model's generation_config.json")
     executor: str = doc(
         "auto",
@@ -83,7 +85,31 @@ class ServerConfig:
     host: str = doc("127.0.0.1", "address to listen on")
     port: int = doc(8000, "port to listen on; 0 picks a free one")
     max_body_bytes: int = doc(8 * 2**20, "largest request body")
+    body_timeout: float = doc(60.0, "seconds that a request body may take to arrive")
+    request_timeout: float | None = doc(None, "seconds after which a request is ended; default: no limit")
     shutdown_timeout: float = doc(10.0, "seconds that running requests get to finish at shutdown")
+    api_key: str | None = doc(
+        None, "keys that clients must send, separated by commas; other users see flags, so use the variable or a file"
+    )
+    api_key_file: str | None = doc(None, "file with keys that clients must send, one on each line")
+    requests_per_minute: int | None = doc(None, "requests of one key (without keys: of one address) in a minute")
+    tokens_per_minute: int | None = doc(None, "tokens of one key, read and written, in a minute")
+    cors_origins: str | None = doc(
+        None, "pages of these origins may call the server, separated by commas; * is all; default: its own only"
+    )
+    allowed_hosts: str | None = doc(
+        None, "host names that the server answers to, separated by commas; default: on a loopback address, its names"
+    )
+    ssl_certfile: str | None = doc(None, "file with the certificate chain for https (PEM)")
+    ssl_keyfile: str | None = doc(None, "file with the certificate's private key, if the first has none (PEM)")
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "max_body_bytes", "requests_per_minute", "tokens_per_minute")
+        for name in ("body_timeout", "request_timeout"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ConfigError(f"{name} is {value}; it must be more than 0", param=name)
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ConfigError("ssl_keyfile is given without ssl_certfile; give both", param="ssl_certfile")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

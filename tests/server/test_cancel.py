@@ -24,7 +24,9 @@ def send(rig: Rig, **body) -> socket.socket:
     url = httpx.URL(rig.url)
     data = json.dumps({"prompt": "Count", "max_tokens": 4000, "ignore_eos": True, **body}).encode()
     connection = socket.create_connection((url.host, url.port), timeout=10)
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
+    )
     connection.sendall(head.encode() + data)
     return connection
 

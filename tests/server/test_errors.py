@@ -154,11 +154,15 @@ def test_srv_28_a_declared_large_body_is_refused_before_it_is_sent(small: Rig) -
     connection.close()
 
 
-def test_srv_28_slow_bodies_are_a_408(small: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mini_vllm.server.middleware.BODY_SECONDS", 0.2)
+def test_srv_28_slow_bodies_are_a_408() -> None:
+    with serving(server=ServerConfig(body_timeout=0.2)) as small:
+        _check_slow_body(small)
+
+
+def _check_slow_body(small: Rig) -> None:
     url = httpx.URL(small.url)
     with socket.create_connection((url.host, url.port), timeout=5) as slow:
-        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
         start = time.monotonic()
         with slow.makefile("rb") as file:
             reply = file.read()

@@ -1,17 +1,21 @@
 """The ASGI application: middleware, routes, and the engine's life inside it. Must not know sockets or signals."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from mini_vllm import __version__
 from mini_vllm.config import ServerConfig
 from mini_vllm.server import errors, openapi
+from mini_vllm.server.access import KeyCheck, PlaceCheck, read_keys, split_list
 from mini_vllm.server.door import TextEngine
 from mini_vllm.server.lifecycle import Lifecycle
-from mini_vllm.server.middleware import BodyLimit, RequestBoundary
+from mini_vllm.server.limits import RateLimits
+from mini_vllm.server.middleware import BodyLimit, RateGate, RequestBoundary
 from mini_vllm.server.prompts import PromptReader
 from mini_vllm.server.routes import chat, completions, health, models, page
 from mini_vllm.server.service import Service
@@ -31,12 +35,20 @@ def create_app(
     Requests may name any of `model_names`; answers name the first. `app.state.service` is there for whoever runs it.
     """
     config = config or ServerConfig()
+    keys = read_keys(config)
+    rates = RateLimits(
+        requests_per_minute=config.requests_per_minute,
+        tokens_per_minute=config.tokens_per_minute,
+        clock=time.monotonic,
+    )
     service = Service(
         engine=llm,
         model_names=model_names,
         lifecycle=Lifecycle(llm.abort),
         reader=PromptReader(llm),
         stats=StatsView(llm.stats),
+        rates=rates,
+        request_timeout=config.request_timeout,
     )
     app = FastAPI(
         title="mini-vLLM",
@@ -48,12 +60,31 @@ def create_app(
     app.state.service = service
     errors.install(app)
     openapi.install(app)
-    app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes)
+    app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes, seconds=config.body_timeout)
+    app.add_middleware(RateGate, rates=rates)
+    app.add_middleware(KeyCheck, keys=keys)
+    _guard_places(app, config)
     app.add_middleware(RequestBoundary)
     for router in (completions.router, chat.router, models.router, health.router):
         app.include_router(router(service))
     app.include_router(page.router())
     return app
+
+
+def _guard_places(app: FastAPI, config: ServerConfig) -> None:
+    """Which hosts and origins are served."""
+    origins = split_list(config.cors_origins)
+    app.add_middleware(
+        PlaceCheck, host=config.host, allowed_hosts=split_list(config.allowed_hosts), origins=tuple(origins)
+    )
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type", "x-api-key"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ from mini_vllm.errors import EngineStepError
 from mini_vllm.server.door import TextEngine
 from mini_vllm.server.errors import ServerStoppingError
 from mini_vllm.server.lifecycle import Lifecycle
+from mini_vllm.server.limits import Terms
 from mini_vllm.types import SamplingParams, TextDelta
 
 MAX_BUFFERED = 64  # deltas of a list of prompts that may wait for a slow reader
@@ -28,16 +29,28 @@ class Job:
     cache_salt: str = ""
 
 
-async def generate(engine: TextEngine, lifecycle: Lifecycle, jobs: Sequence[Job]) -> AsyncGenerator[Numbered, None]:
+async def generate(
+    engine: TextEngine, lifecycle: Lifecycle, jobs: Sequence[Job], *, terms: Terms | None = None
+) -> AsyncGenerator[Numbered, None]:
     """Deltas of all jobs as they come, none of them failed: a failure raises. Closing it ends the work."""
-    with lifecycle.running([job.request_id for job in jobs]):
+    terms = terms or Terms()
+    request_ids = [job.request_id for job in jobs]
+
+    def abort() -> None:
+        for request_id in request_ids:
+            engine.abort(request_id)
+
+    with lifecycle.running(request_ids), terms.enforced(abort) as watch:
+        terms.charge(sum(len(job.token_ids) for job in jobs))
         source = _number(engine, 0, jobs[0]) if len(jobs) == 1 else _merge(engine, jobs)
         async with aclosing(source):
             async for number, delta in source:
                 if delta.finish_reason == "error":
                     raise EngineStepError(delta.error or "the engine failed while computing this request")
                 if delta.finish_reason == "abort":
+                    watch.check()
                     raise ServerStoppingError if lifecycle.is_cut else EngineStepError("the request was aborted")
+                terms.charge(len(delta.token_ids))
                 yield number, delta
 
 

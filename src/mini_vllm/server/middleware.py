@@ -12,11 +12,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mini_vllm.server.errors import ClientGoneError, RequestRefused, error_response
+from mini_vllm.server.limits import RateLimits
 
 logger = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 2.0  # how long a refused body is still read, so that its sender sees the answer
-BODY_SECONDS = 60.0  # the longest that a body may take to arrive
 
 
 class RequestBoundary:
@@ -28,11 +28,13 @@ class RequestBoundary:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application."""
+        if scope["type"] == "websocket":
+            scope.setdefault("state", {})["arrival"] = asyncio.get_running_loop().time()
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         request_id = "req_" + secrets.token_hex(12)
-        scope.setdefault("state", {})["request_id"] = request_id
+        scope.setdefault("state", {}).update(request_id=request_id, arrival=asyncio.get_running_loop().time())
         is_started = False
 
         async def send_with_id(message: Message) -> None:
@@ -55,9 +57,10 @@ class RequestBoundary:
 class BodyLimit:
     """Refuses bodies that are too large (413), declared or not, too slow (408), or compressed (415)."""
 
-    def __init__(self, app: ASGIApp, *, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, *, max_body_bytes: int, seconds: float) -> None:
         self._app = app
         self._max = max_body_bytes
+        self._seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application."""
@@ -76,7 +79,7 @@ class BodyLimit:
     def _limited(self, receive: Receive) -> Receive:
         num_bytes = 0
         is_complete = False
-        deadline = asyncio.get_running_loop().time() + BODY_SECONDS
+        deadline = asyncio.get_running_loop().time() + self._seconds
 
         async def limited() -> Message:
             nonlocal num_bytes, is_complete
@@ -87,7 +90,7 @@ class BodyLimit:
                     message = await receive()
             except TimeoutError:
                 raise RequestRefused(
-                    408, f"the request body took longer than {BODY_SECONDS:.0f} s", headers={"connection": "close"}
+                    408, f"the request body took longer than {self._seconds:g} s", headers={"connection": "close"}
                 ) from None
             num_bytes += len(message.get("body", b""))
             is_complete = not message.get("more_body", False)
@@ -102,6 +105,24 @@ class BodyLimit:
         return RequestRefused(
             413, f"the request body is larger than {self._max} bytes; send less", headers={"connection": "close"}
         )
+
+
+class RateGate:
+    """Counts the POSTs of each client against its rate; what is over it gets a 429. Comes after `KeyCheck`."""
+
+    def __init__(self, app: ASGIApp, *, rates: RateLimits) -> None:
+        self._app = app
+        self._rates = rates
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application."""
+        if scope["type"] == "http" and scope["method"] == "POST":
+            try:
+                self._rates.admit(scope["state"]["client"])
+            except RequestRefused as refusal:
+                await error_response(refusal)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 async def _refuse(refusal: RequestRefused, scope: Scope, receive: Receive, send: Send) -> None:

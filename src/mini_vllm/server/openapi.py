@@ -25,6 +25,8 @@ _TYPES = (
 _REFERENCE = "#/components/schemas/{name}"
 _FAILURES = {
     400: "The request is wrong; the message says how.",
+    401: "There is no valid API key.",
+    403: "This host or origin may not ask.",
     404: "There is no such model or URL.",
     405: "The URL does not take this method.",
     408: "The body took too long.",
@@ -32,6 +34,7 @@ _FAILURES = {
     415: "The body is not JSON.",
     429: "Too many requests wait; try again later.",
     500: "The server failed.",
+    504: "The time of the request is up.",
     503: "The server cannot answer now.",
 }
 
@@ -43,7 +46,7 @@ def describe(request: type | None, response: type, *, streams: bool = False) -> 
         content["text/event-stream"] = {"schema": {"type": "string"}}
     extra: dict[str, Any] = {"responses": {"200": {"description": "The answer.", "content": content}}}
     for status, text in _FAILURES.items():
-        if request is not None or status in (404, 405, 500, 503):
+        if request is not None or status in (401, 403, 404, 405, 500, 503):
             failure = Health if response is Health and status == 503 else ErrorResponse
             extra["responses"][str(status)] = {
                 "description": text,

@@ -11,6 +11,7 @@ import math
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Iterator
 
@@ -18,6 +19,7 @@ import uvicorn
 
 from mini_vllm.config import EngineConfig, ServerConfig
 from mini_vllm.errors import ConfigError
+from mini_vllm.server.access import read_keys, split_list
 from mini_vllm.server.app import create_app
 from mini_vllm.server.door import TextEngine
 from mini_vllm.server.lifecycle import Lifecycle
@@ -37,7 +39,7 @@ def run(
     from mini_vllm.engine.async_llm import AsyncLLM
 
     model = engine_config.model
-    names = dict.fromkeys((model.served_model_name or model.model, model.model))
+    names = dict.fromkeys((*split_list(model.served_model_name), model.model))
     return serve(AsyncLLM.from_config(engine_config), server_config, model_names=tuple(names), prepare=prepare)
 
 
@@ -49,6 +51,8 @@ def serve(
     prepare: Callable[[], object] | None = None,
 ) -> int:
     """Serve an engine that is not started yet. Call it from the main thread."""
+    read_keys(config)  # what is wrong with the settings is said before anything is loaded
+    _check_tls(config)
     with bind(config.host, config.port) as listener:
         if prepare is not None:
             prepare()
@@ -102,7 +106,10 @@ async def _serve(llm: TextEngine, config: ServerConfig, listener: socket.socket,
             app,
             backlog=BACKLOG,
             lifespan="on",
-            ws="none",
+            ws="websockets-sansio",
+            ws_max_size=config.max_body_bytes,
+            ssl_certfile=config.ssl_certfile,
+            ssl_keyfile=config.ssl_keyfile,
             log_config=None,
             access_log=False,
             server_header=False,
@@ -130,7 +137,7 @@ class _Server(uvicorn.Server):
         """Begin to listen, then print the URL."""
         await super().startup(sockets)
         if self.started and sockets:
-            print(f"mini-vLLM is ready: {_url(sockets[0])}", flush=True)
+            print(f"mini-vLLM is ready: {_url(sockets[0], is_tls=self.config.is_ssl)}", flush=True)
 
 
 class _Stopper:
@@ -160,7 +167,17 @@ class _Stopper:
         asyncio.get_running_loop().call_later(self._timeout, self._lifecycle.cut)
 
 
-def _url(listener: socket.socket) -> str:
+def _check_tls(config: ServerConfig) -> None:
+    if config.ssl_certfile is None:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+    except (OSError, ssl.SSLError) as error:
+        name = config.ssl_certfile if config.ssl_keyfile is None else f"{config.ssl_certfile}, {config.ssl_keyfile}"
+        raise ConfigError(f"the TLS files {name} cannot be used: {error}", param="ssl_certfile") from None
+
+
+def _url(listener: socket.socket, *, is_tls: bool) -> str:
     host, port = listener.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{shown}:{port}"
+    return f"{'https' if is_tls else 'http'}://{shown}:{port}"

@@ -2,18 +2,23 @@
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Request, Response
+from starlette.requests import HTTPConnection
 
 from mini_vllm.errors import ModelNotFoundError
 from mini_vllm.server.door import TextEngine
 from mini_vllm.server.errors import RequestRefused
+from mini_vllm.server.generation import Job, Numbered, generate
 from mini_vllm.server.lifecycle import Lifecycle
+from mini_vllm.server.limits import RateLimits, Terms, first_deadline
 from mini_vllm.server.prompts import PromptReader
+from mini_vllm.server.protocol.common import GenerationRequest
 from mini_vllm.server.protocol.reading import BodyReader
 from mini_vllm.server.stats import StatsView
 from mini_vllm.server.translate.answer import Head, TokenTexts
@@ -31,6 +36,8 @@ class Service:
     lifecycle: Lifecycle
     reader: PromptReader
     stats: StatsView
+    rates: RateLimits
+    request_timeout: float | None = None  # seconds from the arrival of a request to its end
     created: int = field(default_factory=lambda: int(time.time()))
     wall_clock: Callable[[], float] = time.time
 
@@ -44,6 +51,32 @@ class Service:
     def head(self, prefix: str) -> Head:
         """Id, time and model of a new answer."""
         return Head(f"{prefix}-{secrets.token_hex(12)}", int(self.wall_clock()), self.model_names[0])
+
+    def terms(self, connection: HTTPConnection, body: GenerationRequest, *, arrival: float | None = None) -> Terms:
+        """What a request of this connection is held to. It has arrived with the connection, unless told otherwise."""
+        state = connection.state
+        return Terms(
+            deadline=first_deadline(
+                state.arrival if arrival is None else arrival,
+                deadline_ms=body.deadline_ms,
+                timeout=self.request_timeout,
+            ),
+            charge=partial(self.rates.charge, state.client),
+        )
+
+    def job(self, request_id: str, token_ids: Sequence[int], params: SamplingParams, body: GenerationRequest) -> Job:
+        """One prompt of a request, for the engine."""
+        return Job(
+            request_id=request_id,
+            token_ids=tuple(token_ids),
+            params=params,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+        )
+
+    def generate(self, jobs: Sequence[Job], terms: Terms) -> AsyncGenerator[Numbered, None]:
+        """The deltas of a request."""
+        return generate(self.engine, self.lifecycle, jobs, terms=terms)
 
     def texts(self, params: SamplingParams) -> TokenTexts:
         """The tokenizer as one request wants it."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from mini_vllm.server.protocol.common import GenerationRequest, Usage
+from mini_vllm.server.protocol.common import GenerationRequest, RequestReport, Usage
 
 
 class ContentPart(msgspec.Struct, kw_only=True, frozen=True):
@@ -109,6 +109,7 @@ class ChatResponse(msgspec.Struct, kw_only=True, frozen=True):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str | None = None
+    mini_vllm: RequestReport | msgspec.UnsetType = msgspec.UNSET
 
 
 class Delta(msgspec.Struct, kw_only=True, frozen=True):
@@ -138,3 +139,4 @@ class ChatChunk(msgspec.Struct, kw_only=True, frozen=True):
     choices: list[ChatChunkChoice]
     usage: Usage | msgspec.UnsetType = msgspec.UNSET
     system_fingerprint: str | None = None
+    mini_vllm: RequestReport | msgspec.UnsetType = msgspec.UNSET

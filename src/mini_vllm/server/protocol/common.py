@@ -41,6 +41,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
     bad_token_ids: list[int] | None = None
     priority: Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)] | None = None  # lower runs first
     cache_salt: str | None = None
+    deadline_ms: Annotated[float, msgspec.Meta(gt=0)] | None = None  # from arrival; past it the request is ended
     response_format: dict[str, Any] | None = None
 
     @property
@@ -67,6 +68,24 @@ class Usage(msgspec.Struct, kw_only=True, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+
+
+class RequestReport(msgspec.Struct, kw_only=True, frozen=True):
+    """What a request cost, measured on the engine's clock: `mini_vllm` in an answer and in a stream's last chunk.
+
+    Over all prompts and choices: it waits in the queue until its first sequence is started, reads until the first
+    token, and writes until the last.
+    """
+
+    latency_ms: float  # from the engine's receipt of the request to the end of its last choice
+    ttft_ms: float | None  # to its first token
+    queue_ms: float | None
+    prefill_ms: float | None
+    decode_ms: float | None
+    cached_tokens: int  # prompt tokens that were not computed again
+    tokens_per_second: float  # completion tokens over latency
+    preemptions: int
+    drafts_accepted: int = 0
 
 
 class ErrorDetail(msgspec.Struct, kw_only=True, frozen=True):

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from mini_vllm.server.protocol.common import GenerationRequest, Usage
+from mini_vllm.server.protocol.common import GenerationRequest, RequestReport, Usage
 
 
 class CompletionRequest(GenerationRequest, kw_only=True, frozen=True):
@@ -44,6 +44,7 @@ class CompletionResponse(msgspec.Struct, kw_only=True, frozen=True):
     choices: list[CompletionChoice]
     usage: Usage
     system_fingerprint: str | None = None
+    mini_vllm: RequestReport | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionChunk(msgspec.Struct, kw_only=True, frozen=True):
@@ -56,3 +57,4 @@ class CompletionChunk(msgspec.Struct, kw_only=True, frozen=True):
     choices: list[CompletionChoice]
     usage: Usage | msgspec.UnsetType = msgspec.UNSET
     system_fingerprint: str | None = None
+    mini_vllm: RequestReport | msgspec.UnsetType = msgspec.UNSET

@@ -36,7 +36,6 @@ SHARED_REJECTED: dict[str, str] = {
     "structured_outputs": "structured output is not supported yet",
     "bad_words": "not supported yet; use bad_token_ids",
     "truncate_prompt_tokens": "not supported yet; prompts are never cut",
-    "deadline_ms": "not supported yet",
     "use_beam_search": "beam search is not supported",
     "prompt_embeds": "prompts are text or token ids",
     "lora_request": "adapters are not supported",

@@ -6,7 +6,8 @@ from contextlib import aclosing
 from fastapi import APIRouter, Request, Response
 
 from mini_vllm.server.disconnect import until_disconnect
-from mini_vllm.server.generation import Job, Numbered, generate
+from mini_vllm.server.generation import Numbered
+from mini_vllm.server.limits import Terms
 from mini_vllm.server.openapi import describe
 from mini_vllm.server.protocol.chat import ChatRequest, ChatResponse
 from mini_vllm.server.protocol.fields import CHAT_IGNORED, CHAT_REJECTED
@@ -29,25 +30,18 @@ def router(service: Service) -> APIRouter:
         """Answer a conversation."""
         body = await read_json(request, READER)
         service.check_model(body.model)
-        return await until_disconnect(request.receive, _answer(service, body))
+        return await until_disconnect(request.receive, _answer(service, body, service.terms(request, body)))
 
     return routes
 
 
-async def _answer(service: Service, body: ChatRequest) -> Response:
+async def _answer(service: Service, body: ChatRequest, terms: Terms) -> Response:
     refuse_unsupported(body)
     params = chat_params(body, service.engine.default_sampling_params())
     prompt = await service.reader.read_chat(body.messages, template_options(body))
     head = service.head("chatcmpl")
     answer = ChatAnswer(head, prompt, params, texts=service.texts(params))
-    job = Job(
-        request_id=head.id,
-        token_ids=prompt.token_ids,
-        params=params,
-        priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
-    )
-    deltas = generate(service.engine, service.lifecycle, [job])
+    deltas = service.generate([service.job(head.id, prompt.token_ids, params, body)], terms)
     if body.stream:
         return EventStream(_events(body, answer, deltas), request_id=head.id)
     async with aclosing(deltas):

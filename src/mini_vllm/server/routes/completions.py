@@ -7,7 +7,8 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 
 from mini_vllm.server.disconnect import until_disconnect
-from mini_vllm.server.generation import Job, Numbered, generate
+from mini_vllm.server.generation import Numbered
+from mini_vllm.server.limits import Terms
 from mini_vllm.server.openapi import describe
 from mini_vllm.server.protocol.completions import CompletionRequest, CompletionResponse
 from mini_vllm.server.protocol.fields import COMPLETIONS_IGNORED, COMPLETIONS_REJECTED
@@ -30,27 +31,18 @@ def router(service: Service) -> APIRouter:
         """Continue a prompt, or several."""
         body = await read_json(request, READER)
         service.check_model(body.model)
-        return await until_disconnect(request.receive, _answer(service, body))
+        return await until_disconnect(request.receive, _answer(service, body, service.terms(request, body)))
 
     return routes
 
 
-async def _answer(service: Service, body: CompletionRequest) -> Response:
+async def _answer(service: Service, body: CompletionRequest, terms: Terms) -> Response:
     params = completion_params(body, service.engine.default_sampling_params())
     prompts = await service.reader.read(body.prompt, n=params.n)
     head = service.head("cmpl")
     answer = CompletionAnswer(head, prompts, params, texts=service.texts(params), echo=bool(body.echo))
-    jobs = [
-        Job(
-            request_id=f"{head.id}-{number}",
-            token_ids=prompt.token_ids,
-            params=params,
-            priority=body.priority or 0,
-            cache_salt=body.cache_salt or "",
-        )
-        for number, prompt in enumerate(prompts)
-    ]
-    deltas = generate(service.engine, service.lifecycle, jobs)
+    jobs = [service.job(f"{head.id}-{number}", prompt.token_ids, params, body) for number, prompt in enumerate(prompts)]
+    deltas = service.generate(jobs, terms)
     if body.stream:
         return EventStream(_events(service, body, answer, deltas), request_id=head.id)
     async with aclosing(deltas):

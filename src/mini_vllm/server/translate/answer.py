@@ -4,11 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from mini_vllm.engine.choice import Vocabulary
-from mini_vllm.server.protocol.common import PromptTokensDetails, Usage
+from mini_vllm.engine.outputs import merge_metrics
+from mini_vllm.server.protocol.common import PromptTokensDetails, RequestReport, Usage
 from mini_vllm.server.translate.logprobs import Entry, LogprobAligner
 from mini_vllm.text import Detokenizer
-from mini_vllm.types import SamplingParams, TextDelta
+from mini_vllm.types import RequestMetrics, SamplingParams, TextDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ class _Choice:
     num_prompt: int = 0
     num_tokens: int = 0
     num_cached: int = 0
+    metrics: RequestMetrics | None = None  # final once it has ended
 
 
 @dataclass(slots=True)
@@ -87,6 +91,10 @@ class Choices:
     texts: TokenTexts
     keeps_end: bool
     _choices: dict[int, _Choice] = field(default_factory=dict)
+    _num_open: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._num_open = len(self.prompts) * self.params.n
 
     def push(self, prompt_index: int, delta: TextDelta) -> Piece | None:
         """What is new; None if nothing can be shown yet."""
@@ -97,6 +105,8 @@ class Choices:
         choice.num_prompt = delta.num_prompt_tokens
         choice.num_tokens = delta.num_output_tokens
         choice.num_cached = max(choice.num_cached, delta.num_cached_tokens)
+        choice.metrics = delta.metrics or choice.metrics
+        self._num_open -= delta.finish_reason is not None
         entries = choice.aligner.push(delta) if choice.aligner is not None else None
         is_first = not choice.started
         if not (delta.text or delta.finish_reason or entries):
@@ -124,6 +134,13 @@ class Choices:
             prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
         )
 
+    def report(self) -> RequestReport | UnsetType:
+        """What it all cost, once every choice has ended."""
+        if self._num_open:
+            return UNSET
+        found = [choice.metrics for choice in self._choices.values() if choice.metrics is not None]
+        return request_report(merge_metrics(found), self.usage()) if found else UNSET
+
     def _aligner(self, prompt: PreparedPrompt) -> LogprobAligner | None:
         if self.params.logprobs is None:
             return None
@@ -132,6 +149,25 @@ class Choices:
             keeps_end=self.keeps_end,
             shows_end=self.params.include_stop_str_in_output,
         )
+
+
+def request_report(metrics: RequestMetrics, usage: Usage) -> RequestReport:
+    """The times of a request that has ended, in milliseconds."""
+
+    def between(begin: float | None, end: float | None) -> float | None:
+        return None if begin is None or end is None else round(1e3 * (end - begin), 3)
+
+    latency = between(metrics.arrival, metrics.finished) or 0.0
+    return RequestReport(
+        latency_ms=latency,
+        ttft_ms=between(metrics.arrival, metrics.first_token),
+        queue_ms=between(metrics.arrival, metrics.started),
+        prefill_ms=between(metrics.started, metrics.first_token),
+        decode_ms=between(metrics.first_token, metrics.last_token),
+        cached_tokens=usage.prompt_tokens_details.cached_tokens,
+        tokens_per_second=round(1e3 * usage.completion_tokens / latency, 2) if latency else 0.0,
+        preemptions=metrics.num_preemptions,
+    )
 
 
 def joined(parts: Sequence[Any], name: str) -> list[Any]:

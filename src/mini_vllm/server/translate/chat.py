@@ -62,7 +62,12 @@ class ChatAnswer:
         head = self.head
         choices = [self._choice(index, pieces) for index, pieces in sorted(self._pieces.items())]
         return ChatResponse(
-            id=head.id, created=head.created, model=head.model, choices=choices, usage=self._choices.usage()
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            choices=choices,
+            usage=self._choices.usage(),
+            mini_vllm=self._choices.report(),
         )
 
     def _choice(self, index: int, pieces: Sequence[Piece]) -> ChatChoice:
@@ -76,7 +81,14 @@ class ChatAnswer:
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | UnsetType) -> ChatChunk:
         head = self.head
-        return ChatChunk(id=head.id, created=head.created, model=head.model, choices=choices, usage=usage)
+        return ChatChunk(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            choices=choices,
+            usage=usage,
+            mini_vllm=self._choices.report(),
+        )
 
     def _logprobs(self, pieces: Sequence[Piece]) -> ChoiceLogprobs | None:
         if self._params.logprobs is None:

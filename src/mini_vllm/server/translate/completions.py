@@ -67,13 +67,25 @@ class CompletionAnswer:
         choices = [_join(parts) for _, parts in sorted(self._parts.items())]
         head = self.head
         return CompletionResponse(
-            id=head.id, created=head.created, model=head.model, choices=choices, usage=self._choices.usage()
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            choices=choices,
+            usage=self._choices.usage(),
+            mini_vllm=self._choices.report(),
         )
 
     def _chunk(self, choices: list[CompletionChoice], *, with_usage: bool = False) -> CompletionChunk:
         head = self.head
         usage = self._choices.usage() if with_usage else UNSET
-        return CompletionChunk(id=head.id, created=head.created, model=head.model, choices=choices, usage=usage)
+        return CompletionChunk(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            choices=choices,
+            usage=usage,
+            mini_vllm=self._choices.report(),
+        )
 
     def _part(self, prompt_index: int, delta: TextDelta, echo: "_Echo | None") -> list[CompletionChoice]:
         piece = self._choices.push(prompt_index, delta)
