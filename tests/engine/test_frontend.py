@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from engine.parts import make_engine
 
+from mini_vllm.engine.frontend import Frontend, ModelLimits
 from mini_vllm.errors import ChatTemplateError, ContextLengthError, InvalidParameterError
 from mini_vllm.testing import ByteTokenizer
 from mini_vllm.types import SamplingParams
@@ -45,6 +46,14 @@ def test_token_ids_outside_the_vocabulary_are_refused_by_name(frontend, bad):
     with pytest.raises(InvalidParameterError, match=r"token ids are 0 to 259") as caught:
         frontend.prepare([1, bad], SamplingParams())
     assert caught.value.param == "prompt"
+
+
+def test_a_tokenizer_of_another_model_is_a_users_mistake():
+    limits = ModelLimits(max_model_len=32, vocab_size=100, eos_token_ids=())
+    frontend = Frontend(ByteTokenizer(), limits, clock=lambda: 0.0)
+    assert frontend.tokenize("AB") == (65, 66)
+    with pytest.raises(InvalidParameterError, match=r"token id 122, but this model's ids are 0 to 99; load the token"):
+        frontend.tokenize("Az")
 
 
 @pytest.mark.parametrize("field", ["stop_token_ids", "bad_token_ids", "allowed_token_ids", "logit_bias"])

@@ -117,7 +117,7 @@ class Frontend:
 
     def tokenize(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         """A prompt's ids, never empty: text gets BOS exactly once where the model has one; ids are checked."""
-        ids = tuple(self.tokenizer.encode(prompt)) if isinstance(prompt, str) else self._check_ids("prompt", prompt)
+        ids = self._encode(prompt) if isinstance(prompt, str) else self._check_ids("prompt", prompt)
         if ids:
             return ids
         if self.tokenizer.bos_token_id is None:
@@ -171,6 +171,16 @@ class Frontend:
         if self._grammars is None:
             raise InvalidParameterError("this engine has no structured outputs", param="structured_outputs")
         self._grammars.compile(params.structured_outputs)
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        ids = tuple(self.tokenizer.encode(text))
+        if max(ids, default=0) >= self.limits.vocab_size:
+            raise InvalidParameterError(
+                f"the tokenizer turns the prompt into token id {max(ids)}, but this model's ids are 0 to "
+                f"{self.limits.vocab_size - 1}; load the tokenizer that belongs to the model",
+                param="prompt",
+            )
+        return ids
 
     def _check_ids(self, name: str, ids: Iterable[int]) -> tuple[int, ...]:
         """The ids as plain ints; NumPy's are welcome, booleans are not."""
