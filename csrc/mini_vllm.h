@@ -120,7 +120,8 @@ MV_EXPORT int64_t mv_store_bytes(const mv_store *store);
 MV_EXPORT mv_team *mv_team_create(int32_t threads);  // NULL when the system refuses memory or threads
 MV_EXPORT void mv_team_destroy(mv_team *team);
 
-// Ops and what they point to must outlive the program; isa is one that mv_isa_supported accepts. NULL on failure.
+// Ops and what they point to must outlive the program; isa is one that mv_isa_supported accepts. NULL on
+// failure: no memory, or an op that kernels cannot run (heads larger than 1024, or other heads than the store's).
 MV_EXPORT mv_program *mv_program_create(mv_team *team, const char *isa, const mv_store *store, const mv_limits *limits,
                                         const mv_op *hidden_ops, int32_t num_hidden_ops, const mv_op *logit_ops,
                                         int32_t num_logit_ops);

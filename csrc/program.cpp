@@ -47,6 +47,15 @@ int32_t check_sequence(const mv_step &s, const Bounds &b, int32_t r) {
   return MV_OK;
 }
 
+// What kernels take for granted of an op.
+bool can_run(const mv_op &op, const mv_store &s) {
+  if (op.kind < 0 || op.kind >= MV_NUM_OPS) return false;
+  if (op.kind != MV_ROPE_STORE && op.kind != MV_ATTEND) return true;
+  return op.layer >= 0 && op.layer < s.num_layers && op.num_kv_heads == s.num_kv_heads && op.num_kv_heads > 0 &&
+         op.num_heads % op.num_kv_heads == 0 && op.head_dim == s.head_dim && op.head_dim <= MAX_HEAD_DIM &&
+         op.rope_dims >= 0 && op.rope_dims <= op.head_dim;
+}
+
 int32_t check_step(const mv_step &s, const Bounds &b) {
   if (s.num_tokens < 1 || s.num_tokens > b.limits.max_tokens || s.num_seqs < 1 || s.num_seqs > b.limits.max_seqs ||
       s.num_logit_rows < 0 || s.num_logit_rows > s.num_tokens || s.table_width < 1)
@@ -143,6 +152,9 @@ extern "C" mv_program *mv_program_create(mv_team *team, const char *isa, const m
                                          const mv_op *logit_ops, int32_t num_logit_ops) {
   const mv::KernelTable *table = mv::find_table(isa);
   if (!table || num_hidden_ops < 1) return nullptr;
+  auto refused = [store](const mv_op &op) { return !mv::can_run(op, *store); };
+  if (std::any_of(hidden_ops, hidden_ops + num_hidden_ops, refused)) return nullptr;
+  if (std::any_of(logit_ops, logit_ops + num_logit_ops, refused)) return nullptr;
   try {
     auto program = std::make_unique<mv_program>();
     program->team = &team->team;
