@@ -1,0 +1,142 @@
+#include "formats.h"
+
+#include <cmath>
+#include <cstdio>
+
+namespace mvt {
+namespace {
+
+// x rounded to `bits` bits of mantissa (the hidden one included), exponents from `lowest` on.
+double round_bits(double x, int bits, int lowest) {
+  if (x == 0 || std::isnan(x) || std::isinf(x)) return x;
+  int exponent = std::ilogb(x) > lowest ? std::ilogb(x) : lowest;
+  return std::ldexp(std::nearbyint(std::ldexp(x, bits - 1 - exponent)), exponent - bits + 1);
+}
+
+uint16_t encode_half(double x) {
+  double rounded = round_bits(x, 11, -14);
+  uint16_t sign = std::signbit(x) ? 0x8000 : 0;
+  double magnitude = std::fabs(rounded);
+  if (magnitude < std::ldexp(1.0, -14)) return uint16_t(sign | int(std::ldexp(magnitude, 24)));
+  int exponent = std::ilogb(magnitude);
+  return uint16_t(sign | (exponent + 15) << 10 | (int(std::ldexp(magnitude, 10 - exponent)) - 1024));
+}
+
+uint16_t read16(const uint8_t *bytes) { return uint16_t(bytes[0] | bytes[1] << 8); }
+void write16(uint8_t *bytes, uint16_t value) { std::memcpy(bytes, &value, 2); }
+
+void fill_f32(Random &random, uint8_t *bytes) {
+  float value = float(random.normal());
+  std::memcpy(bytes, &value, 4);
+}
+void decode_f32(const uint8_t *bytes, double *values) {
+  float value;
+  std::memcpy(&value, bytes, 4);
+  values[0] = value;
+}
+void fill_f16(Random &random, uint8_t *bytes) { write16(bytes, encode_half(random.normal())); }
+void decode_f16(const uint8_t *bytes, double *values) { values[0] = decode_half(read16(bytes)); }
+void fill_bf16(Random &random, uint8_t *bytes) {
+  float value = float(random.normal());
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  write16(bytes, uint16_t(bits >> 16));
+}
+void decode_bf16(const uint8_t *bytes, double *values) {
+  uint32_t bits = uint32_t(read16(bytes)) << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  values[0] = value;
+}
+
+// Codes are random bytes: every value of each code occurs, the extremes too.
+void fill_codes(Random &random, uint8_t *bytes, int count) {
+  for (int i = 0; i < count; i++) bytes[i] = uint8_t(random.bits());
+}
+void fill_q8_0(Random &random, uint8_t *bytes) {
+  write16(bytes, encode_half(random.normal() / 64));
+  fill_codes(random, bytes + 2, 32);
+}
+void decode_q8_0(const uint8_t *bytes, double *values) {
+  for (int i = 0; i < 32; i++) values[i] = decode_half(read16(bytes)) * int8_t(bytes[2 + i]);
+}
+int nibble(const uint8_t *codes, int i) { return i < 16 ? codes[i] & 15 : codes[i - 16] >> 4; }
+void fill_q4_0(Random &random, uint8_t *bytes) {
+  write16(bytes, encode_half(random.normal() / 8));
+  fill_codes(random, bytes + 2, 16);
+}
+void decode_q4_0(const uint8_t *bytes, double *values) {
+  for (int i = 0; i < 32; i++) values[i] = decode_half(read16(bytes)) * (nibble(bytes + 2, i) - 8);
+}
+void fill_q4_1(Random &random, uint8_t *bytes) {
+  write16(bytes, encode_half(random.normal() / 8));
+  write16(bytes + 2, encode_half(random.normal()));
+  fill_codes(random, bytes + 4, 16);
+}
+void decode_q4_1(const uint8_t *bytes, double *values) {
+  double scale = decode_half(read16(bytes)), minimum = decode_half(read16(bytes + 2));
+  for (int i = 0; i < 32; i++) values[i] = scale * nibble(bytes + 4, i) + minimum;
+}
+
+const Format FORMATS[] = {
+    {MV_F32, "f32", 1, 4, false, fill_f32, decode_f32},
+    {MV_F16, "f16", 1, 2, false, fill_f16, decode_f16},
+    {MV_BF16, "bf16", 1, 2, false, fill_bf16, decode_bf16},
+    {MV_Q8_0, "q8_0", 32, 34, true, fill_q8_0, decode_q8_0},
+    {MV_Q4_0, "q4_0", 32, 18, true, fill_q4_0, decode_q4_0},
+    {MV_Q4_1, "q4_1", 32, 20, true, fill_q4_1, decode_q4_1},
+};
+static_assert(sizeof FORMATS / sizeof FORMATS[0] == MV_NUM_FORMATS, "add the new format of mini_vllm.h to FORMATS");
+
+}  // namespace
+
+const std::vector<Format> &formats() {
+  static const std::vector<Format> all(std::begin(FORMATS), std::end(FORMATS));
+  return all;
+}
+
+const Format &format_of(int32_t id) {
+  for (const Format &format : formats())
+    if (format.id == id) return format;
+  std::fprintf(stderr, "no format %d\n", id);
+  std::abort();
+}
+
+double decode_half(uint16_t half) {
+  int exponent = half >> 10 & 31, mantissa = half & 1023;
+  double magnitude = exponent == 0    ? std::ldexp(mantissa, -24)
+                     : exponent == 31 ? (mantissa ? NAN : INFINITY)
+                                      : std::ldexp(1024 + mantissa, exponent - 25);
+  return half & 0x8000 ? -magnitude : magnitude;
+}
+
+double round_to(int32_t format, double x) {
+  if (format == MV_F32) return round_bits(x, 24, -126);
+  double rounded = format == MV_F16 ? round_bits(x, 11, -14) : round_bits(x, 8, -126);
+  return format == MV_F16 && std::fabs(rounded) > 65504 ? std::copysign(INFINITY, x) : rounded;
+}
+
+Matrix::Matrix(Random &random, const Format &format, int rows, int cols, bool with_bias)
+    : format_(format),
+      values_(size_t(rows) * size_t(cols)),
+      packed_(mv_matrix_bytes(format.id, rows, cols)),
+      bias_(with_bias ? 4 * int64_t(rows) : 0),
+      matrix_{format.id, rows, cols, 0, packed_.data(), nullptr} {
+  const int groups = cols / format.group;
+  Bytes file(int64_t(rows) * groups * format.group_bytes);
+  for (int64_t g = 0; g < int64_t(rows) * groups; g++) {
+    uint8_t *bytes = file.data() + g * format.group_bytes;
+    format.fill(random, bytes);
+    format.decode(bytes, values_.data() + g * format.group);
+  }
+  std::memset(packed_.data(), 0, size_t(packed_.size()));
+  int first = random.below(rows + 1);  // in two pieces, as fused parts are
+  mv_pack_rows(&matrix_, 0, first, file.data());
+  mv_pack_rows(&matrix_, first, rows - first, file.data() + int64_t(first) * groups * format.group_bytes);
+  if (!with_bias) return;
+  float *bias = reinterpret_cast<float *>(bias_.data());
+  for (int r = 0; r < rows; r++) bias[r] = float(random.normal());
+  matrix_.bias = bias;
+}
+
+}  // namespace mvt

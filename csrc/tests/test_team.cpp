@@ -1,0 +1,84 @@
+// Threads that claim work from each other: nothing is lost, done twice, or waited for in vain.
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "check.h"
+#include "models.h"
+#include "reference.h"
+#include "sampler.h"
+
+namespace mvt {
+
+// Short jobs back to back, on more threads than there are cores, with pauses in which the threads go to sleep.
+MV_TEST(short_jobs_back_to_back) {
+  Random random(context.seed);
+  const Batch batch(random, {5, 1}, 4, 9);
+  const Matrix table(random, format_of(MV_F32), 9, 24, false), square(random, format_of(MV_F32), 24, 24, false);
+  for (int threads : {1, 2, 3, 5}) {
+    trying("%d threads", threads);
+    const TeamHandle team(threads);
+    Store store(MV_F32, 1, batch.num_blocks(), 4, 1, 4);
+    Program program(team, context.isa, store, {8, 2, 8, 9, 9});
+    Activation x = program.embed(table, 1);
+    for (int i = 0; i < 6; i++) x = program.linear(program.rms_norm(x, program.vector(random, 24, 1), 1e-5f), square, &x, 0);
+    Activation rows = program.take_rows(x);
+    program.begin_head();
+    program.linear(rows, table, nullptr, 0);
+    if (!MV_CHECK(program.finish())) return;
+    const Step step = batch.step({{0, 0, 5}, {1, 0, 1}});
+    Mirror mirror(store.shape);
+    for (int i = 0; i < 20 * context.rounds; i++) {
+      if (i % 50 == 49) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      if (!MV_CHECK_EQUAL(program.run(step), MV_OK) || !check_run(program, step, mirror)) return;
+    }
+  }
+}
+
+// Teams come and go, idle, busy or asleep.
+MV_TEST(teams_come_and_go) {
+  Random random(context.seed);
+  const int vocab = 200;
+  std::vector<float> logits(static_cast<size_t>(8 * vocab));
+  for (float &x : logits) x = float(random.normal());
+  const int32_t rows[] = {0, 1, 2, 3, 4, 5, 6, 7};
+  mv_sampler_row row = {};
+  row.top_p = 1;
+  row.num_allowed = -1;
+  row.repetition = 1;
+  row.limit = vocab;
+  const std::vector<mv_sampler_row> params(8, row);
+  const mv_logits view = {logits.data(), vocab, rows, 8, vocab};
+  int32_t alone[8], together[8];
+  mv_sample(nullptr, &view, params.data(), alone);
+  for (int i = 0; i < 5 * context.rounds; i++) {
+    const TeamHandle team(random.between(1, 6));
+    for (int runs = random.below(3); runs > 0; runs--) {
+      std::fill(together, together + 8, -7);
+      mv_sample(team.team, &view, params.data(), together);
+      if (!MV_CHECK(std::equal(alone, alone + 8, together))) return;
+    }
+    if (i % 20 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+  }
+}
+
+// Programs that share a team, one after the other, each with its own callers' thread.
+MV_TEST(programs_share_a_team) {
+  Random random(context.seed);
+  const ModelShape shape = {false, true, MV_F16, MV_F32, 2, 20, 2, 1, 8, 30, 40, 0, 0};
+  const Weights weights(random, shape);
+  const Batch batch(random, {30, 7, 1}, 4, 40);
+  const TeamHandle team(3);
+  Model first(weights, context.isa, team, batch, {38, 3, 38, 40, MODEL_POSITIONS});
+  Model second(weights, context.isa, team, batch, {38, 3, 38, 40, MODEL_POSITIONS});
+  const Step step = batch.step({{0, 0, 30}, {1, 0, 7}, {2, 0, 1}});
+  Mirror mirror(first.store.shape);
+  for (int i = 0; i < context.rounds; i++) {
+    Model &model = i % 2 ? first : second;
+    std::thread caller([&] { MV_CHECK_EQUAL(model.program.run(step), MV_OK); });
+    caller.join();
+    if (!check_run(model.program, step, mirror)) return;
+  }
+}
+
+}  // namespace mvt
