@@ -267,6 +267,17 @@ def test_shutdown_tells_unfinished_streams_and_ends_the_thread():
     assert threading.active_count() <= before
 
 
+def test_a_refused_submission_stays_refused_when_what_was_queued_of_it_ends_before_anybody_looks():
+    async def use(engine, client):
+        stream = client.submit(*requests_of(engine, n=2, max_tokens=4))
+        time.sleep(0.1)  # the refusal and the end of the first request wait for this loop
+        with pytest.raises(EngineBusyError):
+            await anext(stream)
+        await eventually(lambda: client.snapshot().finished_abort == 1)
+
+    with_client(use, max_waiting=1)
+
+
 def test_streams_of_two_asyncio_loops_share_the_engine():
     engine = make_engine(executor=SlowExecutor(0.001))
     client = ThreadClient(engine.core)

@@ -173,7 +173,7 @@ class _Stream:
         elif isinstance(event, Refused):
             self._error = event.error
             self.withdraw()
-        else:
+        elif self._error is None:  # what was accepted of a refused submission still gives a last delta
             self._queue(event)
         self._news.set()
 
