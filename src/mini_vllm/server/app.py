@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
@@ -18,8 +18,10 @@ from mini_vllm.server.limits import RateLimits
 from mini_vllm.server.middleware import BodyLimit, RateGate, RequestBoundary
 from mini_vllm.server.prompts import PromptReader
 from mini_vllm.server.routes import chat, completions, health, models, page
+from mini_vllm.server.routes import metrics as metrics_routes
 from mini_vllm.server.service import Service
-from mini_vllm.server.stats import StatsView
+from mini_vllm.server.stats import StatsView, process_memory
+from mini_vllm.telemetry import Labels, LatencyRecorder, Metrics, Reading
 
 SAMPLE_SECONDS = 1.0
 
@@ -41,12 +43,14 @@ def create_app(
         tokens_per_minute=config.tokens_per_minute,
         clock=time.monotonic,
     )
+    metrics = _metrics(llm, model_names[0])
     service = Service(
         engine=llm,
         model_names=model_names,
         lifecycle=Lifecycle(llm.abort),
         reader=PromptReader(llm),
         stats=StatsView(llm.stats),
+        metrics=metrics,
         rates=rates,
         request_timeout=config.request_timeout,
     )
@@ -64,11 +68,29 @@ def create_app(
     app.add_middleware(RateGate, rates=rates)
     app.add_middleware(KeyCheck, keys=keys)
     _guard_places(app, config)
-    app.add_middleware(RequestBoundary)
-    for router in (completions.router, chat.router, models.router, health.router):
+    app.add_middleware(RequestBoundary, count=metrics.count_answer)
+    for router in (completions.router, chat.router, models.router, health.router, metrics_routes.router):
         app.include_router(router(service))
     app.include_router(page.router())
     return app
+
+
+def _metrics(llm: TextEngine, model: str) -> Metrics:
+    """All metrics of an engine, from now on."""
+    latencies = LatencyRecorder()
+    llm.observe(latencies)
+
+    def read(answers: Mapping[Labels, int]) -> Reading:
+        return Reading(
+            stats=llm.stats(),
+            latencies=latencies.read(),
+            answers=answers,
+            memory_bytes=process_memory(),
+            version=__version__,
+            model=model,
+        )
+
+    return Metrics(read)
 
 
 def _guard_places(app: FastAPI, config: ServerConfig) -> None:

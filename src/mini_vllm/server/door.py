@@ -3,11 +3,11 @@
 Must not know HTTP.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from mini_vllm.engine.choice import Vocabulary
-from mini_vllm.types import EngineStats, SamplingParams, TextDelta
+from mini_vllm.types import EngineStats, SamplingParams, TextDelta, TokenDelta
 
 
 class DeltaStream(Protocol):
@@ -24,7 +24,7 @@ class DeltaStream(Protocol):
 
 
 class TextEngine(Protocol):
-    """An engine that takes prompts and gives text. Only `start` and `abort` may be called before it is started."""
+    """An engine that takes prompts and gives text. Before it starts, only `start`, `observe` and `abort` are there."""
 
     @property
     def tokenizer(self) -> Vocabulary:
@@ -51,6 +51,9 @@ class TextEngine(Protocol):
         self, prompt: Sequence[int], params: SamplingParams, *, request_id: str, priority: int = 0, cache_salt: str = ""
     ) -> DeltaStream:
         """All choices of a prompt, interleaved."""
+
+    def observe(self, observer: Callable[[Sequence[TokenDelta]], object]) -> None:
+        """Call this with the token deltas of every step from now on, on whichever thread makes them."""
 
     def abort(self, request_id: str) -> None:
         """End a request within a step; its stream ends with finish_reason "abort". Unknown ids are ignored."""

@@ -7,6 +7,7 @@ Must not know the routes.
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -16,15 +17,18 @@ from mini_vllm.server.limits import RateLimits
 
 logger = logging.getLogger(__name__)
 
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 DRAIN_SECONDS = 2.0  # how long a refused body is still read, so that its sender sees the answer
 
 
 class RequestBoundary:
     """Outermost. Gives the request its id (`scope["state"]["request_id"]`, header x-request-id) and answers what
-    nobody foresaw with a 500 in OpenAI's shape, logged with that id."""
+    nobody foresaw with a 500 in OpenAI's shape, logged with that id. `count` is told of every answer: method, route,
+    status."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, count: Callable[[str, str, int], object]) -> None:
         self._app = app
+        self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application."""
@@ -42,6 +46,7 @@ class RequestBoundary:
             if message["type"] == "http.response.start":
                 is_started = True
                 MutableHeaders(raw=message["headers"])["x-request-id"] = request_id
+                self._count(*_method_and_route(scope), message["status"])
             await send(message)
 
         try:
@@ -52,6 +57,12 @@ class RequestBoundary:
             logger.exception("request %s (%s %r) failed", request_id, scope["method"], scope["path"])
             if not is_started:
                 await error_response(error)(scope, receive, send_with_id)
+
+
+def _method_and_route(scope: Scope) -> tuple[str, str]:
+    """As few values as there are methods and routes, whatever is sent."""
+    method = scope["method"] if scope["method"] in _METHODS else "other"
+    return method, getattr(scope.get("route"), "path", "other")
 
 
 class BodyLimit:

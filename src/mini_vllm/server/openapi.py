@@ -9,7 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from mini_vllm.server.protocol.chat import ChatRequest, ChatResponse
 from mini_vllm.server.protocol.common import ErrorResponse
 from mini_vllm.server.protocol.completions import CompletionRequest, CompletionResponse
-from mini_vllm.server.protocol.models import Health, ModelCard, ModelList, Stats
+from mini_vllm.server.protocol.models import Health, MetricsPage, ModelCard, ModelList, Stats
 
 _TYPES = (
     ChatRequest,
@@ -18,6 +18,7 @@ _TYPES = (
     CompletionResponse,
     ErrorResponse,
     Health,
+    MetricsPage,
     ModelCard,
     ModelList,
     Stats,
@@ -39,11 +40,13 @@ _FAILURES = {
 }
 
 
-def describe(request: type | None, response: type, *, streams: bool = False) -> dict[str, Any]:
-    """Keyword arguments of a route: what it reads, what it answers, how it fails."""
-    content: dict[str, Any] = {"application/json": {"schema": _schema(response)}}
-    if streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+def describe(
+    request: type | None, response: type | None, *, streams: bool = False, also: str | None = None
+) -> dict[str, Any]:
+    """Keyword arguments of a route: what it reads, what it answers (`also`: or text of this kind), how it fails."""
+    content: dict[str, Any] = {} if response is None else {"application/json": {"schema": _schema(response)}}
+    for kind in (*(("text/event-stream",) if streams else ()), *((also,) if also else ())):
+        content[kind] = {"schema": {"type": "string"}}
     extra: dict[str, Any] = {"responses": {"200": {"description": "The answer.", "content": content}}}
     for status, text in _FAILURES.items():
         if request is not None or status in (401, 403, 404, 405, 500, 503):

@@ -22,6 +22,7 @@ from mini_vllm.server.protocol.common import GenerationRequest
 from mini_vllm.server.protocol.reading import BodyReader
 from mini_vllm.server.stats import StatsView
 from mini_vllm.server.translate.answer import Head, TokenTexts
+from mini_vllm.telemetry import Metrics
 from mini_vllm.types import SamplingParams
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -36,6 +37,7 @@ class Service:
     lifecycle: Lifecycle
     reader: PromptReader
     stats: StatsView
+    metrics: Metrics
     rates: RateLimits
     request_timeout: float | None = None  # seconds from the arrival of a request to its end
     created: int = field(default_factory=lambda: int(time.time()))

@@ -27,6 +27,11 @@ class Health(msgspec.Struct, kw_only=True, frozen=True):
     status: str
 
 
+class MetricsPage(msgspec.Struct, kw_only=True, frozen=True):
+    """All metrics by name, without the prefix that they have for Prometheus: a number, a mapping from labels to
+    numbers, or for a histogram its count, sum and percentiles."""
+
+
 class Stats(msgspec.Struct, kw_only=True, frozen=True):
     """What the server is doing. Without a GPU the memory fields are the process's and the machine's."""
 
