@@ -25,7 +25,7 @@ test-fast: $(VENV)/.installed-test ## the quick part of the test suite, under a 
 check: $(VENV)/.installed-test ## format, lint, imports, types, sizes, generated docs
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
-	@$(BIN)/lint-imports
+	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/mypy
 	@$(BIN)/python tools/check_sizes.py
 	@$(BIN)/python tools/generate_docs.py --check
