@@ -6,9 +6,9 @@ BIN := $(VENV)/bin
 MODEL ?= smollm2-135m
 ARGS ?=
 TEST_ARGS ?=
-SOURCES := pyproject.toml $(wildcard csrc/* csrc/*/*)
+SOURCES := pyproject.toml $(filter-out csrc/tests csrc/tests/%,$(wildcard csrc/* csrc/*/*))
 
-.PHONY: help serve test test-fast check format docs peers clean
+.PHONY: help serve test test-native test-all test-fast check format docs peers clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -18,6 +18,12 @@ serve: $(VENV)/.installed ## install what is missing, get the default model, ser
 
 test: $(VENV)/.installed-test ## run the whole test suite (installs torch and transformers as references)
 	@$(BIN)/python -m pytest $(TEST_ARGS)
+
+test-native: ## run the C++ tests of the native library: plainly, sanitized, on emulated processors
+	@tools/test_native.sh
+
+test-all: test test-native ## both, and a short run beside two other engines where `mini-vllm bench` offers one
+	@if $(BIN)/mini-vllm bench --help 2>/dev/null | grep -q -- --smoke; then $(BIN)/mini-vllm bench peers --smoke; fi
 
 test-fast: $(VENV)/.installed-test ## the quick part of the test suite, under a minute
 	@$(BIN)/python -m pytest -m "not slow" $(TEST_ARGS)
