@@ -32,16 +32,16 @@ def test_srv_17_latencies_are_the_engines_steps() -> None:
             rig.complete(letter * 24, max_tokens=4)
         found = scrape(rig)
     assert found["time_to_first_token_seconds_count"][()] == 5
-    assert found["time_to_first_token_seconds_sum"][()] == pytest.approx(5 * 0.15, rel=0.2)
+    assert 5 * 0.15 <= found["time_to_first_token_seconds_sum"][()] < 5 * 0.3  # more on a busy machine, never less
     assert found["inter_token_latency_seconds_count"][()] == 15
-    assert found["inter_token_latency_seconds_sum"][()] == pytest.approx(15 * 0.05, rel=0.2)
-    assert found["queue_time_seconds_sum"][()] < 0.05
+    assert 15 * 0.05 <= found["inter_token_latency_seconds_sum"][()] < 15 * 0.1
+    assert found["queue_time_seconds_sum"][()] < 5 * 0.04
     for name in ("time_to_first_token_seconds", "inter_token_latency_seconds"):
         buckets = [(float(bound), count) for (bound,), count in found[f"{name}_bucket"].items()]
         assert buckets == sorted(buckets) and [count for _, count in buckets] == sorted(c for _, c in buckets)
         assert buckets[-1] == (float("inf"), found[f"{name}_count"][()])
     first = dict(found["time_to_first_token_seconds_bucket"])
-    assert first[("0.1",)] == 0 and first[("0.25",)] == 5
+    assert first[("0.1",)] == 0 and first[("1.0",)] == 5
 
 
 def test_srv_17_a_wait_in_the_queue_is_queue_time() -> None:
@@ -49,8 +49,8 @@ def test_srv_17_a_wait_in_the_queue_is_queue_time() -> None:
         list(pool.map(lambda _: rig.complete("a", max_tokens=10), range(2)))
         found = scrape(rig)
     assert found["queue_time_seconds_count"][()] == 2
-    assert found["queue_time_seconds_sum"][()] == pytest.approx(0.2, rel=0.3)
-    assert found["prefill_time_seconds_sum"][()] == pytest.approx(0.04, rel=0.5)
+    assert 0.15 < found["queue_time_seconds_sum"][()] < 0.5  # the second waits for ten steps of the first
+    assert 0.04 <= found["prefill_time_seconds_sum"][()] < 0.15
 
 
 def test_srv_18_counters_reconcile_after_a_mixed_run() -> None:
