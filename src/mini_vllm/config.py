@@ -25,6 +25,11 @@ class ModelConfig:
     tokenizer: str | None = doc(None, "take the tokenizer from this folder or repository instead of the model's")
     revision: str | None = doc(None, "branch, tag or commit of a hub repository")
     chat_template: str | None = doc(None, "file with a Jinja chat template that overrides the model's own")
+    tool_call_parser: str = doc(
+        "auto",
+        "how the model writes tool calls; auto: as its chat template says, else hermes",
+        choices=("auto", "hermes", "llama3_json", "mistral", "json"),
+    )
     dtype: str = doc(
         "auto",
         "number format of the weights; auto keeps what the file has",

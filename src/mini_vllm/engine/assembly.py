@@ -126,7 +126,9 @@ def load_text(config: EngineConfig, checkpoint: "Checkpoint") -> "tuple[Tokenize
             metadata = other.tokenizer_metadata
             other.close()
     tokenizer = text.Tokenizer.from_checkpoint(path, metadata)
-    return tokenizer, text.load_chat_template(tokenizer, file=config.model.chat_template)
+    return tokenizer, text.load_chat_template(
+        tokenizer, file=config.model.chat_template, tool_format=config.model.tool_call_parser
+    )
 
 
 def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:

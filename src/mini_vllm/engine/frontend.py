@@ -15,6 +15,7 @@ from mini_vllm.engine.choice import ChoiceText, Vocabulary
 from mini_vllm.errors import ChatTemplateError, ContextLengthError, InvalidParameterError
 from mini_vllm.grammar import GrammarCompiler
 from mini_vllm.sampling import derive_noise_key
+from mini_vllm.text.tools import ToolFormat
 from mini_vllm.types import Request, SamplingParams
 
 Prompt = str | Sequence[int] | Mapping[str, Any]  # text, token ids, {"prompt": text} or {"prompt_token_ids": ids}
@@ -22,6 +23,19 @@ Prompt = str | Sequence[int] | Mapping[str, Any]  # text, token ids, {"prompt": 
 
 class ChatRenderer(Protocol):
     """What the front end asks of a chat template; `text.ChatTemplate` has it."""
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        """How the model writes tool calls."""
+
+    @property
+    def thinks(self) -> bool:
+        """Whether it may write thoughts between <think> tags first."""
+
+    def explain_tools(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    ) -> tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None]:
+        """Messages and tools such that the template shows all of them."""
 
     def render(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
         """The conversation as one text, BOS included where the template wants it."""
@@ -128,13 +142,18 @@ class Frontend:
         return (self.tokenizer.bos_token_id,)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-        """A conversation as token ids. The template's text is complete: tokenising adds no BOS of its own."""
+        """A conversation as token ids. The template's text is complete: tokenising adds no BOS of its own.
+
+        Tools and their calls reach the model whether or not its template knows tools.
+        """
         if self.chat_template is None:
             raise ChatTemplateError(
                 "this model has no chat template; give one with chat_template=FILE (--chat-template), "
                 "or send a plain prompt",
                 param="messages",
             )
+        if options.get("tools") or any(isinstance(m, Mapping) and "tool_calls" in m for m in messages):
+            messages, options["tools"] = self.chat_template.explain_tools(messages, options.get("tools"))
         return self.tokenizer.encode(self.chat_template.render(messages, **options), add_special_tokens=False)
 
     def _resolve_max_tokens(self, prompt_len: int, asked: int | None) -> int:

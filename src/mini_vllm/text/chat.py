@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mini_vllm.errors import ChatTemplateError
 from mini_vllm.text.messages import Wishes, prepare_messages
 from mini_vllm.text.template_files import template_file
+from mini_vllm.text.tools import ToolFormat, choose_format, describe_tools
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from mini_vllm.text.sandbox import TemplateSandbox
 
 _PROBE = "probe text"
+_TOOL = "probe_tool"
 _HERE = "\ue123here the final message continues\ue123"  # private-use characters: no text contains this
 _ASKS_FOR_NULL = re.compile(r"""\bcontent(['"]\])?\s+is\s+none\b""")
 _OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
@@ -37,14 +39,16 @@ class TemplateHolder(Protocol):
         """bos_token, eos_token … with their texts."""
 
 
-def load_chat_template(tokenizer: TemplateHolder, *, file: str | Path | None = None) -> "ChatTemplate":
+def load_chat_template(
+    tokenizer: TemplateHolder, *, file: str | Path | None = None, tool_format: str = "auto"
+) -> "ChatTemplate":
     """The template of `--chat-template FILE`, else the tokenizer's own; false in a boolean context if there is none.
 
     A file is compiled at once, so that a mistake in it is an error at the start (`ChatTemplateError`).
     """
     if file is None:
-        return ChatTemplate(tokenizer.chat_templates, variables=tokenizer.named_tokens)
-    template = ChatTemplate(template_file(Path(file)), variables=tokenizer.named_tokens)
+        return ChatTemplate(tokenizer.chat_templates, variables=tokenizer.named_tokens, tool_format=tool_format)
+    template = ChatTemplate(template_file(Path(file)), variables=tokenizer.named_tokens, tool_format=tool_format)
     template.check()
     return template
 
@@ -53,6 +57,10 @@ class ChatTemplate:
     """One or several named Jinja templates, rendered in a sandbox.
 
     Named templates: `tool_use` is taken when tools are given and it exists, otherwise `default`.
+
+    Attributes:
+        tool_format: how the model writes tool calls.
+        thinks: whether the model may write its thoughts between `<think>` tags first.
     """
 
     def __init__(
@@ -61,14 +69,22 @@ class ChatTemplate:
         *,
         variables: Mapping[str, str] | None = None,
         now: Callable[[], datetime] = datetime.now,
+        tool_format: str = "auto",
     ) -> None:
-        """`variables` are always visible to the template (bos_token, eos_token …); `now` is for strftime_now."""
+        """`variables` are always visible to the template (bos_token, eos_token …); `now` is for strftime_now.
+
+        `tool_format` is one of `text.tools.FORMATS`, or auto: the one that the template is written for.
+        """
         self.sources: dict[str, str] = {"default": source} if isinstance(source, str) else dict(source or {})
         self._variables = dict(variables or {})
         self._now = now
         self._sandbox: TemplateSandbox | None = None
         self._compiled: dict[str, Template] = {}
         self._known_wishes: dict[str, Wishes] = {}
+        self._knows_tools: dict[str, bool] = {}
+        every = "\n".join(map(str, self.sources.values()))
+        self.tool_format: ToolFormat = choose_format(every, name=tool_format)
+        self.thinks = "<think>" in every
 
     def __bool__(self) -> bool:
         """Whether there is a template."""
@@ -125,6 +141,19 @@ class ChatTemplate:
             },
         )
         return _cut_at_mark(text) if continue_final_message else text
+
+    def explain_tools(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    ) -> tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None]:
+        """What to render so that nothing about tools is lost.
+
+        Messages and tools as they are, for a template that knows tools. For one that does not, the tools, calls and
+        what came of them are put into the messages in words (`text.tools.prompting`), and no tools are left.
+        """
+        name = self._choose(bool(tools))
+        if not self._needs_words(name, prepare_messages(messages), has_tools=bool(tools)):
+            return messages, tools
+        return describe_tools(messages, tools or (), self.tool_format), None
 
     def _choose(self, with_tools: bool) -> str:  # noqa: FBT001
         if with_tools and "tool_use" in self.sources:
@@ -184,14 +213,32 @@ class ChatTemplate:
             )
         return self._known_wishes[name]
 
+    def _needs_words(self, name: str, messages: Sequence[Mapping[str, Any]], *, has_tools: bool) -> bool:
+        """Whether the template would leave out tools, or calls and what came of them."""
+        if has_tools:
+            if name not in self._knows_tools:
+                self._knows_tools[name] = self._shows_tools(name)
+            return not self._knows_tools[name]
+        return "tool_calls" not in self.sources[name] and any("tool_calls" in message for message in messages)
+
+    def _shows_tools(self, name: str) -> bool:
+        schema = {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}, "required": ["x"]}
+        function = {"name": _TOOL, "description": "x", "parameters": schema}
+        content: Any = [{"type": "text", "text": _PROBE}] if self._wishes(name).parts else _PROBE
+        return _TOOL in self._try(name, content, tools=[{"type": "function", "function": function}])
+
     def _shows(self, name: str, content: Any) -> bool:
+        return _PROBE in self._try(name, content, tools=None)
+
+    def _try(self, name: str, content: Any, *, tools: Any) -> str:
+        """A conversation of one message, rendered; empty if the template refuses it."""
         message = {"role": "user", "content": content}
         try:
-            return _PROBE in self._run(
-                name, {"messages": [message], "tools": None, "documents": None, "add_generation_prompt": False}
+            return self._run(
+                name, {"messages": [message], "tools": tools, "documents": None, "add_generation_prompt": False}
             )
         except ChatTemplateError:
-            return False
+            return ""
 
 
 def _mark_end(message: dict[str, Any]) -> None:

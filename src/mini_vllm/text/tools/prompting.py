@@ -65,7 +65,9 @@ def _as_text(messages: Sequence[Mapping[str, Any]], tool_format: ToolFormat) -> 
 def _call(call: Any) -> tuple[str, str]:
     function = call.get("function", call) if isinstance(call, Mapping) else {}
     arguments = function.get("arguments") or "{}"
-    return str(function.get("name")), arguments if isinstance(arguments, str) else json.dumps(dict(arguments))
+    return str(function.get("name")), arguments if isinstance(arguments, str) else json.dumps(
+        dict(arguments), ensure_ascii=False
+    )
 
 
 def _text_of(content: Any) -> str:
