@@ -1,13 +1,15 @@
 """Every family through the whole engine, in every mode, on both op tables and the fallback, equals transformers.
 
 The model lies in a folder and is loaded by `LLM`. transformers is asked once per prompt (one forward over prompt and
-output proves greedy decoding, by induction over its causal steps); every other mode must give the same tokens.
+output proves greedy decoding, by induction over its causal steps); every mode must give the same tokens, and at each
+step the 20 largest logits, as distances from their logsumexp (logprobs), within the tolerance for logits.
 """
 
 import functools
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from parity.families import (
     FAMILIES,
@@ -23,10 +25,11 @@ from parity.test_fallback import FALLBACKS
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedModel
 
-from mini_vllm import LLM, SamplingParams
+from mini_vllm import LLM, CompletionOutput, SamplingParams
 
 NUM_NEW = 64
-GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True)
+TOP = 20
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True, logprobs=TOP)
 RAGGED = make_prompts((1, 5, 16, 15, 17, 32, 33, 70))
 SOME = [RAGGED[1], RAGGED[4], RAGGED[7]]
 EXACT_BLOCKS = [RAGGED[2], RAGGED[5], make_prompts((64,))[0]]
@@ -70,13 +73,26 @@ def model_of(name: str) -> PreTrainedModel:
 
 
 @functools.cache
-def expected(name: str, prompt: tuple[int, ...], token_ids: tuple[int, ...]) -> tuple[int, ...]:
-    """transformers' choice at every step after this prompt and these outputs."""
-    return tuple(reference_logits(model_of(name), prompt, token_ids).argmax(axis=-1).tolist())
+def expected_logits(name: str, prompt: tuple[int, ...], token_ids: tuple[int, ...]) -> np.ndarray:
+    """transformers' logits at every step after this prompt and these outputs. [steps, V]"""
+    return np.asarray(reference_logits(model_of(name), prompt, token_ids), dtype=np.float64)
 
 
-def generate(llm: LLM, prompts: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    return [tuple(output.outputs[0].token_ids) for output in llm.generate(prompts, GREEDY)]
+def generate(llm: LLM, prompts: list[tuple[int, ...]]) -> list[CompletionOutput]:
+    return [output.outputs[0] for output in llm.generate(prompts, GREEDY)]
+
+
+def assert_equals(output: CompletionOutput, logits: np.ndarray, where: object) -> None:
+    """The same tokens as transformers, and at each step nearly the same logprobs."""
+    assert len(output.token_ids) == NUM_NEW
+    assert output.token_ids == logits.argmax(axis=-1).tolist(), where
+    total = logits.max(axis=-1) + np.log(np.exp(logits - logits.max(axis=-1, keepdims=True)).sum(axis=-1))
+    ids = np.array([[token_id for token_id, _ in entry.top] for entry in output.logprobs])
+    given = np.array([[logprob for _, logprob in entry.top] for entry in output.logprobs])
+    assert ids.shape == (NUM_NEW, TOP)
+    tolerance = 2e-4 * max(1.0, float(np.abs(logits).max()))  # of a difference of two logits
+    worst = np.abs(given - (np.take_along_axis(logits, ids, axis=-1) - total[:, None])).max()
+    assert worst <= tolerance, (where, worst, tolerance)
 
 
 @pytest.mark.slow
@@ -89,10 +105,13 @@ def test_every_mode_equals_transformers(name, executor, folders):
         with load(**{"num_blocks": 128, **settings}) as llm:
             outputs = generate(llm, prompts)
             for prompt, output in zip(prompts, outputs):
-                assert len(output) == NUM_NEW
-                assert output == expected(name, prompt, output), (mode, len(prompt))
-            assert len(set().union(*outputs)) >= 20, "outputs that repeat themselves prove nothing"
+                logits = expected_logits(name, prompt, tuple(output.token_ids))
+                assert_equals(output, logits, (mode, len(prompt)))
+            assert len({id for output in outputs for id in output.token_ids}) >= 20, "repetition proves nothing"
             assert (llm.stats().preemptions > 0) == (mode == "preempted"), mode
             if mode == "exact blocks":
-                assert [generate(llm, [prompt])[0] for prompt in prompts] == outputs, "prefix hit"
+                again = [generate(llm, [prompt])[0] for prompt in prompts]
+                assert [output.token_ids for output in again] == [output.token_ids for output in outputs]
+                if executor == "native":  # where equal bits are promised
+                    assert [output.logprobs for output in again] == [output.logprobs for output in outputs]
                 assert llm.stats().prefix_hit_tokens == 0 + 16 + 48
