@@ -59,12 +59,13 @@ transformers() { # also writes the tokenizer files that other engines want besid
 
 openvino() {
   torch_into openvino && pip_into openvino openvino-genai optimum-intel nncf || return 1
-  local kind weight_format
+  local kind options
   for kind in int4 int8 f32; do
-    weight_format=${kind/f32/fp32}
-    [ -f "$models/ov-$kind/openvino_model.bin" ] || HF_HUB_OFFLINE=1 "$base/venv/openvino/bin/optimum-cli" export openvino \
-      --task text-generation-with-past --weight-format "$weight_format" --model "$models/smollm2-f32" "$models/ov-$kind" ||
-      return 1
+    options="--weight-format ${kind/f32/fp32}"
+    [ "$kind" = int4 ] && options+=" --group-size 64 --ratio 1.0" # 576 columns are no multiple of its default of 128
+    # shellcheck disable=SC2086
+    [ -f "$models/ov-$kind/openvino_model.bin" ] || HF_HUB_OFFLINE=1 "$base/venv/openvino/bin/optimum-cli" export \
+      openvino --task text-generation-with-past $options --model "$models/smollm2-f32" "$models/ov-$kind" || return 1
   done
 }
 
