@@ -229,6 +229,32 @@ MV_TEST(tokens_follow_the_definition) {
   MV_CHECK(close <= context.rounds);  // else the comparison says little
 }
 
+// Many draws from one row, so that tokens at the edge of what may be drawn come up too.
+MV_TEST(draws_at_the_edges_follow_the_definition) {
+  const int vocab = 300, num_draws = 200;
+  for (int round = 0; round < context.rounds; round++) {
+    Random random(context.seed * 41 + uint64_t(round));
+    Logits logits(random, vocab, 1);
+    for (int k = 0; k < vocab; k++) logits.row(0)[k] = float(random.normal());
+    logits.rows.assign(num_draws, logits.rows[0]);
+    mv_sampler_row row = Params(random, vocab).row;
+    row.num_allowed = -1;
+    row.inv_temperature = float(0.2 + random.uniform());
+    row.top_k = round % 2 ? random.between(1, 40) : 0;
+    row.top_p = round % 3 ? random.uniform() : 1;
+    std::vector<mv_sampler_row> records(num_draws, row);
+    for (int i = 0; i < num_draws; i++) records[size_t(i)].position = i;
+    std::vector<int32_t> tokens(num_draws, -7);
+    const mv_logits view = logits.view(0, num_draws);
+    mv_sample(nullptr, &view, records.data(), tokens.data());
+    trying("round %d, top_k %d, top_p %g, limit %d", round, row.top_k, row.top_p, row.limit);
+    for (int i = 0; i < num_draws; i++) {
+      Choice choice = choose(logits.row(0), vocab, records[size_t(i)]);
+      if (!choice.close && !MV_CHECK_EQUAL(tokens[size_t(i)], choice.token)) break;
+    }
+  }
+}
+
 namespace {
 
 // What mv_score writes, poisoned.
@@ -324,6 +350,19 @@ MV_TEST(alternatives_are_listed_although_larger_logits_lie_beyond_the_limit) {
     Scores scores(1, 8);
     scores.run(logits, {3}, {count}, 70, nullptr, 0, 1);
     check_scores(logits, 0, 70, 3, count, scores);
+  }
+}
+
+// Each block of the row holds one of the likeliest ids.
+MV_TEST(alternatives_are_found_in_every_block) {
+  Random random(context.seed);
+  const Logits logits(random, 1000, 1);
+  for (int k = 0; k < 1000; k++) logits.row(0)[k] = k % 64 == 5 ? float(100 + k * 7 % 15) : float(-k);
+  for (int count : {1, 2, 7, 8}) {
+    trying("%d alternatives", count);
+    Scores scores(1, 8);
+    scores.run(logits, {3}, {count}, 1000, nullptr, 0, 1);
+    check_scores(logits, 0, 1000, 3, count, scores);
   }
 }
 
