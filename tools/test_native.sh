@@ -19,16 +19,6 @@ skip() {
   say "SKIPPED $1: $2"
 }
 
-find_cmake() {
-  local name
-  for name in cmake "$PWD/.venv/bin/cmake"; do
-    command -v "$name" >/dev/null 2>&1 && { command -v "$name"; return; }
-  done
-  say "no cmake found; install it (Debian: apt install cmake) and run the command again" >&2
-  return 1
-}
-cmake=$(find_cmake)
-
 # Debian packages, when we may install them.
 install_packages() {
   [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 || return 0
@@ -45,14 +35,22 @@ need() {
   command -v "$name" >/dev/null 2>&1
 }
 
+PATH=$PATH:$PWD/.venv/bin
+for tool in cmake "${CXX:-c++}"; do
+  need "$tool" cmake g++ || {
+    say "no $tool found; install it (Debian: apt install cmake g++) and run the command again"
+    exit 1
+  }
+done
+
 # build KIND [cmake options]: into build/native-KIND.
 build() {
   local kind=$1 generator=()
   shift
   command -v ninja >/dev/null 2>&1 && generator=(-G Ninja)
   say "building $kind"
-  "$cmake" -S csrc -B "build/native-$kind" "${generator[@]}" -DMINI_VLLM_TESTS=ON "$@" >/dev/null
-  "$cmake" --build "build/native-$kind" --target mini_vllm_tests --parallel "${JOBS:-$(nproc)}" >"build/native-$kind/log" 2>&1 || {
+  cmake -S csrc -B "build/native-$kind" "${generator[@]}" -DMINI_VLLM_TESTS=ON "$@" >/dev/null
+  cmake --build "build/native-$kind" --target mini_vllm_tests --parallel "${JOBS:-$(nproc)}" >"build/native-$kind/log" 2>&1 || {
     cat "build/native-$kind/log"
     return 1
   }
