@@ -26,8 +26,9 @@ class Bytes {
   uint8_t *data() const { return data_; }
   int64_t size() const { return size_; }
   void poison() { std::memset(data_, 0xff, size_t(size_)); }
-  bool untouched() const {
-    for (int64_t i = 0; i < size_; i++)
+  bool untouched() const { return untouched(0, size_); }
+  bool untouched(int64_t begin, int64_t end) const {
+    for (int64_t i = begin; i < end; i++)
       if (data_[i] != 0xff) return false;
     return true;
   }

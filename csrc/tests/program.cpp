@@ -229,10 +229,12 @@ bool Program::gaps_untouched(const Step &step) const {
     const Bytes &buffer = buffers_[size_t(out.index)];
     int num_rows = out.row_kind == MV_ROWS_TOKENS ? step.num_tokens() : num_outputs;
     if (made_in_head_[i] && !head_ran) num_rows = 0;
-    for (int64_t at = 0; at < buffer.size(); at++) {
-      bool inside = at / 4 / out.stride < num_rows && at / 4 % out.stride < out.width;
-      if (!inside && buffer.data()[at] != 0xff) return false;
+    int64_t gap = 0;  // what no row covers begins here
+    for (int64_t row = 0; row < num_rows; row++) {
+      if (!buffer.untouched(gap, 4 * row * out.stride)) return false;
+      gap = 4 * (row * out.stride + out.width);
     }
+    if (!buffer.untouched(gap, buffer.size())) return false;
   }
   return true;
 }
