@@ -75,7 +75,7 @@ def test_srv_01_wrong_methods_and_urls_have_the_same_shape(rig: Rig) -> None:
         response = rig.http.request(method, path)
         assert (response.status_code, error(response)["code"]) == (405, "method_not_allowed")
         assert response.headers["allow"] in ("GET", "POST")
-    for path in ("/v1/nothing", "/v1/completions/", "//v1/models", "/static/../app.py", "/v1", "/index.html"):
+    for path in ("/v1/nothing", "/v1/completions/", "/v1//models", "/static/../app.py", "/v1", "/index.html"):
         response = rig.http.get(path)
         assert (response.status_code, error(response)["code"]) == (404, "not_found")
 

@@ -97,7 +97,8 @@ def test_the_page_describes_what_is_served(rig: Rig) -> None:
     page = rig.http.get("/openapi.json").json()
     assert set(page["paths"]) == {
         "/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{model}", "/health", "/stats",
-        "/metrics", "/metrics/prometheus", "/prometheus/metrics",
+        "/metrics", "/metrics/prometheus", "/prometheus/metrics", "/models", "/ready", "/version",
+        "/generate", "/tokenize", "/detokenize", "/apply-template",
     }  # fmt: skip
     schemas = page["components"]["schemas"]
     operation = page["paths"]["/v1/chat/completions"]["post"]

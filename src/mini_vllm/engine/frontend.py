@@ -142,7 +142,11 @@ class Frontend:
         return (self.tokenizer.bos_token_id,)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-        """A conversation as token ids. The template's text is complete: tokenising adds no BOS of its own.
+        """A conversation as token ids. The template's text is complete: tokenising adds no BOS of its own."""
+        return self.tokenizer.encode(self.render_chat_text(messages, **options), add_special_tokens=False)
+
+    def render_chat_text(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """A conversation as the text that the model reads.
 
         Tools and their calls reach the model whether or not its template knows tools.
         """
@@ -154,7 +158,7 @@ class Frontend:
             )
         if options.get("tools") or any(isinstance(m, Mapping) and "tool_calls" in m for m in messages):
             messages, options["tools"] = self.chat_template.explain_tools(messages, options.get("tools"))
-        return self.tokenizer.encode(self.chat_template.render(messages, **options), add_special_tokens=False)
+        return self.chat_template.render(messages, **options)
 
     def _resolve_max_tokens(self, prompt_len: int, asked: int | None) -> int:
         """As many tokens as asked for and as fit; a prompt that leaves no room for one is refused.
@@ -203,7 +207,8 @@ class Frontend:
 
     def _check_ids(self, name: str, ids: Iterable[int]) -> tuple[int, ...]:
         """The ids as plain ints; NumPy's are welcome, booleans are not."""
-        limit, checked = self.limits.vocab_size, []
+        limit = self.limits.vocab_size
+        checked: list[int] = []
         for token_id in ids:
             if isinstance(token_id, bool) or not hasattr(token_id, "__index__") or not 0 <= token_id < limit:
                 raise InvalidParameterError(

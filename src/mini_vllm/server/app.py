@@ -17,7 +17,7 @@ from mini_vllm.server.lifecycle import Lifecycle
 from mini_vllm.server.limits import RateLimits
 from mini_vllm.server.middleware import BodyLimit, RateGate, RequestBoundary
 from mini_vllm.server.prompts import PromptReader
-from mini_vllm.server.routes import chat, completions, health, models, page
+from mini_vllm.server.routes import chat, completions, generate, health, models, page, sockets, text
 from mini_vllm.server.routes import metrics as metrics_routes
 from mini_vllm.server.service import Service
 from mini_vllm.server.stats import StatsView, process_memory
@@ -69,8 +69,8 @@ def create_app(
     app.add_middleware(KeyCheck, keys=keys)
     _guard_places(app, config)
     app.add_middleware(RequestBoundary, count=metrics.count_answer)
-    for router in (completions.router, chat.router, models.router, health.router, metrics_routes.router):
-        app.include_router(router(service))
+    for module in (completions, chat, generate, text, models, health, metrics_routes, sockets):
+        app.include_router(module.router(service))
     app.include_router(page.router())
     return app
 

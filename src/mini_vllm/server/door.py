@@ -63,3 +63,9 @@ class TextEngine(Protocol):
 
     def stats(self) -> EngineStats:
         """State and counters; cheap."""
+    def render_chat_text(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """The same as text."""
+
+    def describe(self) -> Mapping[str, Any]:
+        """What is loaded and what computes; keys that do not apply are absent."""
+

@@ -9,19 +9,37 @@ from fastapi.openapi.utils import get_openapi
 from mini_vllm.server.protocol.chat import ChatRequest, ChatResponse
 from mini_vllm.server.protocol.common import ErrorResponse
 from mini_vllm.server.protocol.completions import CompletionRequest, CompletionResponse
-from mini_vllm.server.protocol.models import Health, MetricsPage, ModelCard, ModelList, Stats
+from mini_vllm.server.protocol.generate import EVENTS, GenerateRequest
+from mini_vllm.server.protocol.models import Health, MetricsPage, ModelCard, ModelList, Stats, Version
+from mini_vllm.server.protocol.text import (
+    ApplyTemplateRequest,
+    ApplyTemplateResponse,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
 
 _TYPES = (
+    ApplyTemplateRequest,
+    ApplyTemplateResponse,
     ChatRequest,
     ChatResponse,
     CompletionRequest,
     CompletionResponse,
+    DetokenizeRequest,
+    DetokenizeResponse,
     ErrorResponse,
+    GenerateRequest,
+    *EVENTS,
     Health,
     MetricsPage,
     ModelCard,
     ModelList,
     Stats,
+    TokenizeRequest,
+    TokenizeResponse,
+    Version,
 )
 _REFERENCE = "#/components/schemas/{name}"
 _FAILURES = {

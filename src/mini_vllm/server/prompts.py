@@ -36,6 +36,10 @@ class PromptReader:
         """A conversation as token ids. Always on a thread: the first one compiles the template."""
         return await self._on_thread(lambda: self._render(messages, options))
 
+    async def read_chat_text(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> str:
+        """A conversation as the text that the model reads."""
+        return await self._on_thread(lambda: self._engine.render_chat_text(self._plain(messages), **options))
+
     async def off_loop(self, work: Callable[[], T], *, size: int) -> T:
         """The result of `work`, computed here if it is about `size` characters that take no time, else on a thread."""
         if size <= SHORT_TEXT:
@@ -61,6 +65,10 @@ class PromptReader:
         return PreparedPrompt(prompt)
 
     def _render(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> PreparedPrompt:
+        return PreparedPrompt(tuple(self._engine.render_chat(self._plain(messages), **options)))
+
+    def _plain(self, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+        """Messages as the template takes them; refused if they cannot fit."""
         if len(messages) > (limit := self._engine.max_model_len):  # no template makes less than a token of a message
             raise ContextLengthError(
                 f"this model's maximum context length is {limit} tokens, and {len(messages)} messages have more; "
@@ -69,7 +77,7 @@ class PromptReader:
             )
         plain = template_messages(messages)
         self._check_size(text_size(plain))
-        return PreparedPrompt(tuple(self._engine.render_chat(plain, **options)))
+        return plain
 
     def _check_size(self, num_chars: int) -> None:
         """Refuse at once what cannot fit, however well it is tokenised."""

@@ -5,7 +5,7 @@ an event with an `error`, after which the stream closes. Must not know what the 
 """
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import msgspec
@@ -38,11 +38,21 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], *, request_id: str) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        *,
+        request_id: str,
+        end: bytes = DONE,
+        encode_error: Callable[[BaseException], bytes] | None = None,
+    ) -> None:
+        """`end` follows the last event; `encode_error` makes the event of a failure, OpenAI's if it is not given."""
         self.status_code = 200
         self.background = None
         self._events = events
         self._request_id = request_id
+        self._end = end
+        self._encode_error = encode_error or (lambda error: encode_event(error_body(error)))
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,7 +73,7 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": first, "more_body": True})
             async for event in self._events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
-            last = DONE
+            last = self._end
         except Exception as error:
             logger.log(
                 logging.ERROR if status_of(error) >= 500 else logging.INFO,
@@ -72,7 +82,7 @@ class EventStream(Response):
                 error,
                 exc_info=None if isinstance(error, MiniVLLMError) else error,
             )
-            last = encode_event(error_body(error))
+            last = self._encode_error(error)
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
 

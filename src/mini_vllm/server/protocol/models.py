@@ -3,6 +3,17 @@
 import msgspec
 
 
+class KVCacheCard(msgspec.Struct, kw_only=True, frozen=True):
+    """How K and V are kept."""
+
+    backend: str  # paged, contiguous or off
+    block_size: int  # tokens
+    num_blocks: int
+    prefix_caching: bool
+    dtype: str | None = None
+    num_bytes: int | None = None
+
+
 class ModelCard(msgspec.Struct, kw_only=True, frozen=True):
     """A model that this server answers for."""
 
@@ -12,6 +23,13 @@ class ModelCard(msgspec.Struct, kw_only=True, frozen=True):
     owned_by: str = "mini-vllm"
     max_model_len: int | None = None  # tokens, prompt and output together
     vocab_size: int | None = None
+    architecture: str | None = None
+    num_parameters: int | None = None
+    weight_bytes: int | None = None
+    device: str | None = None
+    dtype: str | None = None  # number format of the weights; a block format such as q4_1 is a quantisation
+    quantization: str | None = None
+    kv_cache: KVCacheCard | None = None
 
 
 class ModelList(msgspec.Struct, kw_only=True, frozen=True):
@@ -19,6 +37,12 @@ class ModelList(msgspec.Struct, kw_only=True, frozen=True):
 
     object: str = "list"
     data: list[ModelCard]
+
+
+class Version(msgspec.Struct, kw_only=True, frozen=True):
+    """What runs here."""
+
+    version: str
 
 
 class Health(msgspec.Struct, kw_only=True, frozen=True):

@@ -1,9 +1,10 @@
-"""GET /health and /stats."""
+"""GET /health, /ready, /version and /stats."""
 
 from fastapi import APIRouter, Response
 
+from mini_vllm import __version__
 from mini_vllm.server.openapi import describe
-from mini_vllm.server.protocol.models import Health, Stats
+from mini_vllm.server.protocol.models import Health, Stats, Version
 from mini_vllm.server.service import Service, json_response
 
 
@@ -14,11 +15,17 @@ def router(service: Service) -> APIRouter:
     @routes.get("/health", **describe(None, Health))
     async def health() -> Response:
         """200 while requests are answered, otherwise 503."""
-        if service.lifecycle.is_draining:
-            return _unwell("shutting down")
-        if not service.engine.is_alive:
-            return _unwell("the engine is dead")
-        return json_response(Health(status="ok"))
+        return _health(service)
+
+    @routes.get("/ready", **describe(None, Health))
+    async def ready() -> Response:
+        """The same, for those who ask whether to send requests here. The model is loaded before anything is served."""
+        return _health(service)
+
+    @routes.get("/version", **describe(None, Version))
+    async def version() -> Response:
+        """The version of this server."""
+        return json_response(Version(version=__version__))
 
     @routes.get("/stats", **describe(None, Stats))
     async def stats() -> Response:
@@ -26,6 +33,14 @@ def router(service: Service) -> APIRouter:
         return json_response(service.stats.read())
 
     return routes
+
+
+def _health(service: Service) -> Response:
+    if service.lifecycle.is_draining:
+        return _unwell("shutting down")
+    if not service.engine.is_alive:
+        return _unwell("the engine is dead")
+    return json_response(Health(status="ok"))
 
 
 def _unwell(status: str) -> Response:

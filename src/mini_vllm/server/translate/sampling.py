@@ -49,7 +49,9 @@ def completion_params(request: CompletionRequest, defaults: SamplingParams) -> S
     if max_tokens == 0 and not request.echo:
         raise InvalidParameterError("max_tokens is 0; it must be at least 1, unless echo is true", param="max_tokens")
     prompt_logprobs = request.logprobs if request.echo else None
-    return _params(request, defaults, max_tokens=max_tokens, logprobs=request.logprobs, prompt_logprobs=prompt_logprobs)
+    return sampling_params(
+        request, defaults, max_tokens=max_tokens, logprobs=request.logprobs, prompt_logprobs=prompt_logprobs
+    )
 
 
 def chat_params(request: ChatRequest, defaults: SamplingParams) -> SamplingParams:
@@ -66,10 +68,11 @@ def chat_params(request: ChatRequest, defaults: SamplingParams) -> SamplingParam
                 f"top_logprobs is {request.top_logprobs}; it must be between 0 and {MAX_LOGPROBS}", param="top_logprobs"
             )
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    return _params(request, defaults, max_tokens=max_tokens, logprobs=logprobs)
+    return sampling_params(request, defaults, max_tokens=max_tokens, logprobs=logprobs)
 
 
-def _params(request: GenerationRequest, defaults: SamplingParams, **fixed: Any) -> SamplingParams:
+def sampling_params(request: GenerationRequest, defaults: SamplingParams, **fixed: Any) -> SamplingParams:
+    """What all endpoints understand, over the defaults; `fixed` is what an endpoint has decided itself."""
     given = {name: value for name in _COPIED if (value := getattr(request, name)) is not None}
     if (temperature := given.get("temperature")) is not None and temperature > MAX_TEMPERATURE:
         raise InvalidParameterError(
