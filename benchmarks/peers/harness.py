@@ -6,10 +6,14 @@ tokens must be ignored), or `measure(work)`, which returns the rate of a work in
 Whatever a library prints goes to standard error.
 """
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import time
+
+PR_SET_PDEATHSIG = 1
 
 
 def settings():
@@ -19,6 +23,7 @@ def settings():
 
 def serve(make_engine):
     """Load the engine, then answer requests until standard input ends."""
+    die_with_the_bench()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     start = time.perf_counter()
@@ -51,6 +56,12 @@ def respond(engine, request):
     if list(counts) != [wanted] * len(prompts):
         raise RuntimeError(f"{wanted} tokens were asked of each prompt, but they got {sorted(set(counts))}")
     return {"seconds": seconds}
+
+
+def die_with_the_bench():
+    """A stopped process would outlive a bench that was killed (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def refuse_sampling(temperature):

@@ -128,6 +128,19 @@ def test_a_quick_run_ends_in_time_and_names_what_it_left_out(place):
     assert "left out: the time for the whole run was up" in errors.values()
 
 
+def test_an_interrupted_run_shows_what_it_has(place):
+    install(place, "llama-server", "openvino")
+    clock = ScriptedClock()
+
+    def start(launch):
+        if launch.label == "mini-vllm q8_0":
+            raise KeyboardInterrupt
+        return ScriptedSubject(launch.label, [100.0] * 99, clock)
+
+    run = Comparison(selection=Selection.parse(["single", "openvino"]), quick=True, clock=clock, start=start)
+    assert [entry["weights"] for entry in run.run()["ratios"]] == ["4bit"]
+
+
 def test_without_limits_there_are_no_shares(place, monkeypatch):
     def fail(threads, cache):
         raise MissingDependencyError("no compiler")

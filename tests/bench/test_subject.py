@@ -1,4 +1,5 @@
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -83,6 +84,28 @@ def test_an_engine_that_cannot_load_says_why():
         Subject(launch(fault="load"))
     with pytest.raises(SubjectError, match="toy: cannot start /no/such/python"):
         Subject(Launch(label="toy", command=["/no/such/python"], settings={}))
+
+
+def test_an_idle_engine_does_not_outlive_a_bench_that_was_killed():
+    code = (
+        "import sys, time; sys.path.insert(0, sys.argv[1]); from bench.test_subject import launch, Subject; "
+        "subject = Subject(launch()); print(subject.pid, flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", code, str(Path(__file__).parents[1])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as bench:
+        pid = int(bench.stdout.readline())
+        bench.kill()
+    deadline = time.monotonic() + 10
+    while is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not is_alive(pid)
+
+
+def is_alive(pid):
+    try:
+        return state_of(pid) != "Z"
+    except OSError:
+        return False
 
 
 def test_prompts_depend_on_the_seed_alone():

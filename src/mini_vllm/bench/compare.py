@@ -66,8 +66,12 @@ class Comparison:
         deadline = begin + QUICK_MINUTES * 60 if self.quick else float("inf")
         pace = replace(QUICK if self.quick else FULL, deadline=deadline)
         self._measure_limits()
-        rows = [row for row in self._rows(pace) if self.selection.takes(row.work, row.weights, row.peer)]
-        self._measure_limits()
+        rows: list[Row] = []
+        try:
+            rows.extend(row for row in self._rows(pace) if self.selection.takes(row.work, row.weights, row.peer))
+            self._measure_limits()
+        except KeyboardInterrupt:  # what is there is worth showing
+            logger.warning("interrupted after %d rows", len(rows))
         described = {
             **machine.describe(),
             "threads": self.threads,
