@@ -157,11 +157,9 @@ class _Stopper:
         if self._server is None or self._lifecycle is None or self._lifecycle.is_draining:
             sys.stdout.flush()
             os._exit(128 + number)
-        print(
-            f"stopping: {self._lifecycle.num_running} running request(s) may take {self._timeout:g} s to finish "
-            "(again to stop at once)",
-            flush=True,
-        )
+        running = self._lifecycle.num_running
+        grace = f": {running} running request(s) may take {self._timeout:g} s to finish (again to stop at once)"
+        print("stopping" + (grace if running else ""), flush=True)
         self._lifecycle.drain()
         self._server.should_exit = True
         asyncio.get_running_loop().call_later(self._timeout, self._lifecycle.cut)
