@@ -129,6 +129,18 @@ class AsyncLLM:
         """The model's generation config over our defaults."""
         return self.engine.default_sampling_params()
 
+    def describe(self) -> dict[str, Any]:
+        """What is loaded and what computes it; keys that do not apply are absent."""
+        engine, cache = self.engine, self.config.cache
+        kv_cache = {
+            "backend": cache.cache_backend if cache.kv_cache else "off",
+            "block_size": cache.block_size,
+            "num_blocks": self.stats().blocks_total,
+            "prefix_caching": cache.enable_prefix_caching and cache.kv_cache,
+        }
+        model = {} if engine.info is None else {"architecture": engine.info.architecture}
+        return {"device": self.config.model.device, **engine.description, **model, "kv_cache": kv_cache}
+
     def stats(self) -> EngineStats:
         """State and counters as of the last step."""
         return self.client.snapshot()
@@ -141,17 +153,9 @@ class AsyncLLM:
         """A conversation as token ids; `ChatTemplateError` if there is no template or it refuses the messages."""
         return self.engine.frontend.render_chat(messages, **template_options)
 
-    def describe(self) -> dict[str, Any]:
-        """What is loaded and what computes it; keys that do not apply are absent."""
-        engine, cache = self.engine, self.config.cache
-        kv_cache = {
-            "backend": cache.cache_backend if cache.kv_cache else "off",
-            "block_size": cache.block_size,
-            "num_blocks": self.stats().blocks_total,
-            "prefix_caching": cache.enable_prefix_caching and cache.kv_cache,
-        }
-        model = {} if engine.info is None else {"architecture": engine.info.architecture}
-        return {"device": self.config.model.device, **engine.description, **model, "kv_cache": kv_cache}
+    def render_chat_text(self, messages: Sequence[Mapping[str, Any]], **template_options: Any) -> str:
+        """The same as text."""
+        return self.engine.frontend.render_chat_text(messages, **template_options)
 
     def stream(
         self,
@@ -165,10 +169,6 @@ class AsyncLLM:
         """Generate; iterate over the text deltas of all n choices, interleaved.
 
         Errors of the request (`UserError`, `EngineBusyError`) are raised by the first `__anext__`, or by
-    def render_chat_text(self, messages: Sequence[Mapping[str, Any]], **template_options: Any) -> str:
-        """The same as text."""
-        return self.engine.frontend.render_chat_text(messages, **template_options)
-
         `await stream.accepted()` before any token is made. A failed step gives a delta with finish_reason "error".
         Leaving early aborts.
         """

@@ -61,11 +61,11 @@ class TextEngine(Protocol):
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """Prompt token ids of a conversation; `ChatTemplateError` when the template refuses it."""
 
-    def stats(self) -> EngineStats:
-        """State and counters; cheap."""
     def render_chat_text(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """The same as text."""
 
     def describe(self) -> Mapping[str, Any]:
         """What is loaded and what computes; keys that do not apply are absent."""
 
+    def stats(self) -> EngineStats:
+        """State and counters; cheap."""
