@@ -11,7 +11,9 @@ struct Context {
   const char *isa;
   int threads;    // of the team, where a test does not choose its own
   uint64_t seed;
-  int rounds;     // how often randomised tests repeat
+  int rounds;     // how often randomised tests repeat; below 5, others are shorter too (for emulators)
+
+  bool quick() const { return rounds < 5; }
 };
 
 typedef void (*TestFunction)(const Context &);
