@@ -7,6 +7,7 @@
 #include "mini_vllm.h"
 
 #if defined(__linux__)
+#include <sys/auxv.h>
 #include <sys/mman.h>
 #endif
 
@@ -17,6 +18,9 @@ const KernelTable &kernel_table_portable();
 const KernelTable &kernel_table_avx2();
 const KernelTable &kernel_table_avx512();
 #endif
+#if defined(MV_HAVE_dotprod)
+const KernelTable &kernel_table_dotprod();
+#endif
 
 namespace {
 
@@ -25,6 +29,17 @@ struct InstructionSet {
   bool supported;
   const KernelTable &(*table)();
 };
+
+#if defined(MV_HAVE_dotprod)
+// arm64's dot product of bytes.
+bool has_dotprod() {
+#if defined(__linux__)
+  return (getauxval(AT_HWCAP) >> 20 & 1) != 0;  // HWCAP_ASIMDDP
+#else
+  return true;  // all that Apple builds have it
+#endif
+}
+#endif
 
 // Best first.
 const InstructionSet SETS[] = {
@@ -36,6 +51,9 @@ const InstructionSet SETS[] = {
      kernel_table_avx512},
     {"avx2", __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"),
      kernel_table_avx2},
+#endif
+#if defined(MV_HAVE_dotprod)
+    {"dotprod", has_dotprod(), kernel_table_dotprod},
 #endif
     {"portable", true, kernel_table_portable},
 };

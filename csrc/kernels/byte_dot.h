@@ -51,6 +51,13 @@ static MV_INLINE I dot_eight(I sum, Bytes w, int32_t x) {
   return sum + (I)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 }
 
+#elif defined(__ARM_FEATURE_DOTPROD)
+
+static MV_INLINE I dot_four(I sum, Bytes w, int32_t x) {
+  return (I)vdotq_s32((int32x4_t)sum, (int8x16_t)w, vreinterpretq_s8_s32(vdupq_n_s32(x)));
+}
+static MV_INLINE I dot_eight(I sum, Bytes w, int32_t x) { return dot_four(sum, w, x); }
+
 #else
 
 static MV_INLINE I dot_bytes(I sum, I w, int32_t x) {
