@@ -7,9 +7,11 @@ variable. This module must not know any other room.
 import dataclasses
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from mini_vllm.errors import ConfigError
+
+_KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "text", type(None): "None"}
 
 
 def doc(default: Any, help: str, *, aliases: tuple[str, ...] = (), choices: tuple[str, ...] = ()) -> Any:
@@ -109,6 +111,7 @@ class ServerConfig:
     ssl_keyfile: str | None = doc(None, "file with the certificate's private key, if the first has none (PEM)")
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _check_positive(self, "max_body_bytes", "requests_per_minute", "tokens_per_minute")
         for name in ("body_timeout", "request_timeout"):
             if (value := getattr(self, name)) is not None and not value > 0:
@@ -130,7 +133,7 @@ class EngineConfig:
         """Build from flat names (`model=…, block_size=…`); an unknown one is a `ConfigError` naming the nearest."""
         groups: dict[str, dict[str, Any]] = {"model": {}, "cache": {}, "scheduler": {}}
         for name, value in options.items():
-            groups[_group_of(name)][name] = value
+            groups[_group_of(name)][name] = os.fspath(value) if isinstance(value, os.PathLike) else value
         return cls(
             model=ModelConfig(**groups["model"]),
             cache=CacheConfig(**groups["cache"]),
@@ -139,6 +142,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for group in (self.model, self.cache, self.scheduler):
+            _check_types(group)
             _check_choices(group)
         _check_positive(self.cache, "block_size", "num_blocks")
         _check_positive(self.scheduler, "max_num_seqs", "max_num_batched_tokens", "prefill_chunk_size", "max_waiting")
@@ -178,9 +182,10 @@ def env_name(option: "dataclasses.Field[Any]") -> str:
 
 def parse_bytes(text: str, *, param: str = "kv_cache_memory") -> int:
     """Bytes in a size such as `512MiB`, `2GB`, `1.5 GiB` or a plain number."""
-    units = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+    units = {unit: 1000**power for power, unit in enumerate(("", "k", "m", "g", "t"))}
+    units |= {f"{unit}i": 1024**power for power, unit in enumerate("kmgt", 1)}
     cleaned = text.strip().lower().replace(" ", "").removesuffix("b")
-    number = cleaned.rstrip("kmgi")
+    number = cleaned.rstrip("kmgti")
     try:
         size = float(number) * units[cleaned[len(number) :]]
     except (ValueError, KeyError):
@@ -209,6 +214,16 @@ def _group_of(name: str) -> str:
     near = difflib.get_close_matches(name, known, n=3)
     hint = f"did you mean {', '.join(near)}?" if near else f"known settings: {', '.join(known)}"
     raise ConfigError(f"unknown setting {name!r}; {hint}", param=name)
+
+
+def _check_types(group: Any) -> None:
+    """Values of the kind that the field's annotation says; an int where a float is expected."""
+    for option in dataclasses.fields(group):
+        value, kinds = getattr(group, option.name), get_args(option.type) or (option.type,)
+        if type(value) in kinds or (float in kinds and type(value) is int):
+            continue
+        wanted = " or ".join(_KINDS[kind] for kind in kinds)
+        raise ConfigError(f"{option.name} is {value!r:.100}; it must be {wanted}", param=option.name)
 
 
 def _check_choices(group: Any) -> None:
