@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any
 
 from mini_vllm.errors import InvalidParameterError
@@ -11,14 +12,19 @@ from mini_vllm.types.structured import StructuredOutputsParams
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_N = 128
+_NUMBERS = (
+    *("n", "max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
+    *("presence_penalty", "frequency_penalty", "seed", "logprobs", "prompt_logprobs"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Sampling parameters of one request; validated on construction (`InvalidParameterError`).
 
-    Lists are accepted for the tuple fields and frozen. Transforms apply in this order: grammar mask, allowed and
-    banned tokens, logit bias, penalties, (greedy rows stop here) temperature, top-k, top-p, min-p, draw.
+    Lists are accepted for the tuple fields and frozen, NumPy's numbers for plain ones. Transforms apply in this order:
+    grammar mask, allowed and banned tokens, logit bias, penalties, (greedy rows stop here) temperature, top-k, top-p,
+    min-p, draw.
     """
 
     n: int = 1  # independent completions of the prompt
@@ -67,6 +73,9 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if (count := getattr(self, name)) is not None:
                 _check_int(name, count, low=0, high=MAX_LOGPROBS)
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise InvalidParameterError(f"{name} is {value!r:.100}; it must be True or False", param=name)
         self._check_stops()
         self._check_token_ids()
         if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
@@ -82,12 +91,19 @@ class SamplingParams:
 
     def _freeze(self) -> None:
         set_field = object.__setattr__
-        set_field(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
-        set_field(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        set_field(self, "bad_token_ids", tuple(self.bad_token_ids or ()))
-        set_field(self, "logit_bias", dict(self.logit_bias or {}))
+        for name in _NUMBERS:
+            set_field(self, name, _plain(getattr(self, name)))
+        set_field(self, "stop", (self.stop,) if isinstance(self.stop, str) else _frozen("stop", self.stop or ()))
+        set_field(self, "stop_token_ids", _frozen("stop_token_ids", self.stop_token_ids))
+        set_field(self, "bad_token_ids", _frozen("bad_token_ids", self.bad_token_ids))
         if self.allowed_token_ids is not None:
-            set_field(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+            set_field(self, "allowed_token_ids", _frozen("allowed_token_ids", self.allowed_token_ids))
+        if not isinstance(self.logit_bias, Mapping | None):
+            raise InvalidParameterError(
+                f"logit_bias is {self.logit_bias!r:.100}; it must map token ids to numbers", param="logit_bias"
+            )
+        biases = {_plain(token_id): _plain(bias) for token_id, bias in (self.logit_bias or {}).items()}
+        set_field(self, "logit_bias", biases)
 
     def _check_stops(self) -> None:
         if len(self.stop) > MAX_STOPS:
@@ -115,6 +131,23 @@ class SamplingParams:
                 )
 
 
+def _plain(value: Any) -> Any:
+    """NumPy's numbers as Python's; anything else as it is."""
+    if type(value) in (int, float, bool):
+        return value
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
+
+
+def _frozen(name: str, values: Any) -> tuple[Any, ...]:
+    if values is None:
+        return ()
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise InvalidParameterError(f"{name} is {values!r:.100}; it must be a list", param=name)
+    return tuple(_plain(value) for value in values)
+
+
 def _check_int(name: str, value: Any, *, low: int, high: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidParameterError(f"{name} is {value!r}; it must be an integer", param=name)
@@ -124,7 +157,7 @@ def _check_int(name: str, value: Any, *, low: int, high: int | None = None) -> N
 
 
 def _check_float(name: str, value: Any, *, low: float, high: float, low_open: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -math.inf < value < math.inf:
         raise InvalidParameterError(f"{name} is {value!r}; it must be a finite number", param=name)
     if value < low or value > high or (low_open and value == low):
         opening = "(" if low_open else "["
