@@ -30,18 +30,25 @@ def test_text_ids_and_dictionaries_are_the_same_prompt(frontend):
         np.array([104, 105]),
         {"prompt": "hi"},
         {"prompt_token_ids": [104, 105]},
+        {"prompt": "hi", "prompt_token_ids": None, "multi_modal_data": None},
     ):
         assert _only(frontend.prepare(prompt, params)).prompt_token_ids == ids
     assert all(type(token_id) is int for token_id in frontend.tokenize(np.array([1, 2])))
 
 
-@pytest.mark.parametrize("prompt", [None, 7, {"text": "hi"}, {"prompt": None}])
+@pytest.mark.parametrize("prompt", [None, 7, b"hi", {"prompt": None}, {"prompt_token_ids": "hi"}, {1}])
 def test_what_is_no_prompt_is_refused(frontend, prompt):
     with pytest.raises(InvalidParameterError, match="prompt_token_ids"):
         frontend.prepare(prompt, SamplingParams())
 
 
-@pytest.mark.parametrize("bad", [260, -1, 2**40, 1.5, True, "7"])
+@pytest.mark.parametrize("key", ["multi_modal_data", "text", "cache_salt"])
+def test_what_a_prompt_holds_beside_text_and_ids_is_refused_rather_than_left_out(frontend, key):
+    with pytest.raises(InvalidParameterError, match=f"prompt has '{key}', which this engine does not read"):
+        frontend.prepare({"prompt": "hi", key: "x"}, SamplingParams())
+
+
+@pytest.mark.parametrize("bad", [np.array([1, 2]), [1], 260, -1, 2**40, 1.5, True, "7"])
 def test_token_ids_outside_the_vocabulary_are_refused_by_name(frontend, bad):
     with pytest.raises(InvalidParameterError, match=r"token ids are 0 to 259") as caught:
         frontend.prepare([1, bad], SamplingParams())
@@ -66,6 +73,16 @@ def test_parameters_with_ids_outside_the_vocabulary_are_refused(frontend, field)
 def test_banning_all_that_is_allowed_is_refused(frontend):
     with pytest.raises(InvalidParameterError, match="no token could ever be sampled"):
         frontend.prepare("a", SamplingParams(allowed_token_ids=[1, 2], bad_token_ids=[2, 1, 3]))
+
+
+@pytest.mark.parametrize("field, ids", [("bad_token_ids", range(260)), ("allowed_token_ids", [270, 299])])
+def test_leaving_no_token_to_sample_is_refused(field, ids):
+    limits = ModelLimits(max_model_len=32, vocab_size=300, eos_token_ids=())  # rows 260 to 299 are padding
+    frontend = Frontend(ByteTokenizer(), limits, clock=lambda: 0.0)
+    with pytest.raises(InvalidParameterError, match="no token could ever be sampled") as caught:
+        frontend.prepare("hi", SamplingParams(**{field: list(ids)}))
+    assert caught.value.param == field
+    frontend.prepare("hi", SamplingParams(**{field: [*ids][:-1] if field == "bad_token_ids" else [5, *ids]}))
 
 
 def test_an_empty_prompt_needs_a_bos_token(frontend):

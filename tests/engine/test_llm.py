@@ -3,6 +3,7 @@
 import io
 import sys
 
+import numpy as np
 import pytest
 from engine.parts import ScriptedExecutor, counting, make_engine, saying
 
@@ -161,6 +162,44 @@ def test_more_prompts_than_may_wait_are_fed_as_room_appears():
 def test_parameters_must_match_the_prompts():
     with pytest.raises(InvalidParameterError, match="2 entries for 3 prompts"):
         make_llm().generate(["a", "b", "c"], [SamplingParams()] * 2)
+
+
+@pytest.mark.parametrize("junk", [5, {"temperature": 0}, [None], "greedy"])
+def test_parameters_of_another_kind_are_refused(junk):
+    with pytest.raises(InvalidParameterError, match="give a SamplingParams, or a list"):
+        make_llm().generate(["a"], junk)
+
+
+@pytest.mark.parametrize("junk", [5, None, b"abc", {1, 2}, np.array([[1, 2], [3, 4.5]])])
+def test_prompts_of_another_kind_are_refused(junk):
+    with pytest.raises(InvalidParameterError, match="prompt"):
+        make_llm().generate(junk)
+
+
+def test_numpy_arrays_are_prompts():
+    llm = make_llm()
+    ids = [
+        [output.prompt_token_ids for output in llm.generate(prompts)]
+        for prompts in (
+            np.array([1, 2]),
+            [np.int64(1), np.int32(2)],
+            np.array([[1, 2], [3, 4]]),
+            [np.array([1, 2]), [3, 4]],
+        )
+    ]
+    assert ids == [[[1, 2]], [[1, 2]], [[1, 2], [3, 4]], [[1, 2], [3, 4]]]
+
+
+@pytest.mark.parametrize("junk", [5, None, "hi", {"role": "user", "content": "hi"}])
+def test_messages_of_another_kind_are_refused(junk):
+    with pytest.raises(InvalidParameterError, match="messages is"):
+        make_llm().chat(junk)
+
+
+@pytest.mark.parametrize("junk", [5, {"messages": []}])
+def test_template_variables_of_another_kind_are_refused(junk):
+    with pytest.raises(InvalidParameterError, match="chat_template_kwargs is"):
+        make_llm().chat([{"role": "user", "content": "hi"}], chat_template_kwargs=junk)
 
 
 def test_lod_11_the_models_sampling_defaults_apply_only_where_no_parameters_are_given():

@@ -9,6 +9,7 @@ import operator
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, Protocol
 
 from mini_vllm.engine.choice import ChoiceText, Vocabulary
@@ -19,6 +20,7 @@ from mini_vllm.text.tools import ToolFormat
 from mini_vllm.types import Request, SamplingParams
 
 Prompt = str | Sequence[int] | Mapping[str, Any]  # text, token ids, {"prompt": text} or {"prompt_token_ids": ids}
+PROMPT_KEYS = ("prompt", "prompt_token_ids")
 
 
 class ChatRenderer(Protocol):
@@ -181,11 +183,16 @@ class Frontend:
         self._check_ids("logit_bias", params.logit_bias)
         if params.allowed_token_ids is not None:
             self._check_ids("allowed_token_ids", params.allowed_token_ids)
-            if set(params.allowed_token_ids) <= set(params.bad_token_ids):
-                raise InvalidParameterError(
-                    "bad_token_ids bans every one of allowed_token_ids: no token could ever be sampled",
-                    param="allowed_token_ids",
-                )
+        num_sampled = min(self.limits.vocab_size, self.tokenizer.vocab_size)  # padding beyond is never sampled
+        allowed = range(num_sampled) if params.allowed_token_ids is None else params.allowed_token_ids
+        if params.allowed_token_ids is None and len(params.bad_token_ids) < num_sampled:
+            return
+        banned = set(params.bad_token_ids)
+        if all(token_id in banned or token_id >= num_sampled for token_id in allowed):
+            raise InvalidParameterError(
+                "bad_token_ids and allowed_token_ids leave nothing: no token could ever be sampled",
+                param="bad_token_ids" if params.allowed_token_ids is None else "allowed_token_ids",
+            )
 
     def _check_structure(self, params: SamplingParams) -> None:
         """Compile the grammar, which the executor then finds ready; one that cannot be compiled is refused."""
@@ -210,7 +217,7 @@ class Frontend:
         limit = self.limits.vocab_size
         checked: list[int] = []
         for token_id in ids:
-            if isinstance(token_id, bool) or not hasattr(token_id, "__index__") or not 0 <= token_id < limit:
+            if isinstance(token_id, bool) or not isinstance(token_id, Integral) or not 0 <= token_id < limit:
                 raise InvalidParameterError(
                     f"{name} contains {token_id!r}; this model's token ids are 0 to {limit - 1}", param=name
                 )
@@ -231,10 +238,30 @@ def plain_prompt(prompt: Prompt) -> str | Sequence[int]:
     """Text or token ids, out of whatever a prompt may be written as."""
     inner: Any = prompt
     if isinstance(prompt, Mapping):
-        inner = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt.get("prompt")
-    if isinstance(inner, str) or (hasattr(inner, "__len__") and hasattr(inner, "__getitem__")):
+        if unread := [key for key in prompt if key not in PROMPT_KEYS and prompt[key] is not None]:
+            raise InvalidParameterError(
+                f"prompt has {unread[0]!r}, which this engine does not read; it reads {' and '.join(PROMPT_KEYS)}, "
+                "text and no images",
+                param="prompt",
+            )
+        inner = prompt.get("prompt_token_ids")
+        if inner is None:
+            inner = prompt.get("prompt")
+        elif isinstance(inner, str):
+            inner = None
+    if isinstance(inner, str) or _is_list(inner):
         return inner  # type: ignore[no-any-return]
     raise InvalidParameterError(
-        f"prompt is {prompt!r}; write a string, a list of token ids, {{'prompt': text}} or {{'prompt_token_ids': ids}}",
+        f"prompt is {prompt!r:.100}; write a string, a list of token ids, {{'prompt': text}} or "
+        "{'prompt_token_ids': ids}",
         param="prompt",
+    )
+
+
+def _is_list(value: Any) -> bool:
+    """Lists, tuples and arrays; bytes are text of an unknown encoding."""
+    return (
+        not isinstance(value, Mapping | bytes | bytearray)
+        and hasattr(value, "__len__")
+        and hasattr(value, "__getitem__")
     )

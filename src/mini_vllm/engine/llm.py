@@ -7,8 +7,9 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 from mini_vllm.config import EngineConfig
@@ -34,7 +35,7 @@ class LLM:
     """
 
     def __init__(self, model: str | os.PathLike[str] = "smollm2-135m", **options: Any) -> None:
-        self._open(load_engine(EngineConfig.from_options(model=os.fspath(model), **options)))
+        self._open(load_engine(EngineConfig.from_options(model=model, **options)))
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> "LLM":
@@ -84,8 +85,8 @@ class LLM:
         Template options are those of `ChatTemplate.render`: `tools`, `add_generation_prompt`,
         `continue_final_message`, and variables of the template itself (also as a `chat_template_kwargs` dictionary).
         """
-        template_options |= template_options.pop("chat_template_kwargs", None) or {}
-        conversations: list[Any] = list(messages) if messages and not isinstance(messages[0], Mapping) else [messages]
+        template_options |= _template_variables(template_options.pop("chat_template_kwargs", None))
+        conversations = list_conversations(messages)
         prompts = [self.engine.frontend.render_chat(conversation, **template_options) for conversation in conversations]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
@@ -134,16 +135,22 @@ class LLM:
     def _params_for(
         self, count: int, given: SamplingParams | Sequence[SamplingParams] | None
     ) -> Sequence[SamplingParams]:
-        if given is None:
-            given = self.default_sampling_params()
-        if isinstance(given, SamplingParams):
-            return [given] * count
-        if len(given) != count:
+        params: Any = self.default_sampling_params() if given is None else given
+        if isinstance(params, SamplingParams):
+            return [params] * count
+        listed = list(params) if isinstance(params, Iterable) and not isinstance(params, Mapping) else [params]
+        for entry in listed:
+            if not isinstance(entry, SamplingParams):
+                raise InvalidParameterError(
+                    f"sampling_params is {entry!r:.100}; give a SamplingParams, or a list with one for each prompt",
+                    param="sampling_params",
+                )
+        if len(listed) != count:
             raise InvalidParameterError(
-                f"sampling_params has {len(given)} entries for {count} prompts; give one for each, or one for all",
+                f"sampling_params has {len(listed)} entries for {count} prompts; give one for each, or one for all",
                 param="sampling_params",
             )
-        return given
+        return listed
 
     def _run(self, prepared: list[PreparedRequest], *, report: bool) -> list[RequestOutput]:
         with self._turn:
@@ -247,10 +254,29 @@ class _Progress:
 
 
 def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as a list: a list of ints is one prompt."""
-    if isinstance(prompts, str | Mapping):
+    """One prompt or several, as a list: a list of ints is one prompt. What is neither is left to be refused as one."""
+    if isinstance(prompts, str | bytes | Mapping | Set) or not isinstance(prompts, Iterable):
         return [prompts]
     listed: list[Any] = list(prompts)
-    if listed and not isinstance(listed[0], str | Mapping) and hasattr(listed[0], "__index__"):
+    if listed and isinstance(listed[0], Number):
         return [listed]
     return listed
+
+
+def list_conversations(messages: Any) -> list[Any]:
+    """One conversation or several, as a list: a list of messages is one. Entries are left to the template to check."""
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
+        raise InvalidParameterError(
+            f"messages is {messages!r:.100}; write a list of {{'role': …, 'content': …}}", param="messages"
+        )
+    listed = list(messages)
+    return listed if listed and all(isinstance(entry, list | tuple) for entry in listed) else [listed]
+
+
+def _template_variables(given: Any) -> dict[str, Any]:
+    if not isinstance(given, Mapping | None) or "messages" in (given or ()):
+        raise InvalidParameterError(
+            f"chat_template_kwargs is {given!r:.100}; it must map the template's variables, but messages, to values",
+            param="chat_template_kwargs",
+        )
+    return dict(given or {})

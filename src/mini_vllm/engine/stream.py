@@ -4,7 +4,7 @@ Must not know about HTTP, nor how the engine runs.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 from functools import partial
 
@@ -132,3 +132,8 @@ class TextStream:
         if len(self._asked.prompt) > LONG_PROMPT or self._asked.params.structured_outputs is not None:
             return await asyncio.to_thread(prepare)
         return prepare()
+
+
+def _is_long(prompt: Prompt) -> bool:
+    parts = prompt.values() if isinstance(prompt, Mapping) else (prompt,)
+    return any(isinstance(part, Sized) and len(part) > LONG_PROMPT for part in parts)
