@@ -22,7 +22,19 @@ def choose(*, max_model_len=1024, max_num_seqs=8, free_bytes=2**34, **cache):
 
 def test_explicit_number_is_obeyed():
     assert choose(num_blocks=7) == 7
-    assert choose(num_blocks=10**6) == 10**6
+    assert choose(num_blocks=10**6, free_bytes=2**40) == 10**6
+
+
+@pytest.mark.parametrize("asked", [{"num_blocks": 2001}, {"kv_cache_memory": "1TiB"}])
+def test_more_than_memory_holds_is_refused_before_it_is_half_used(asked):
+    [name] = asked
+    with pytest.raises(ConfigError, match=rf"{name} asks for .* MiB, but 703 MiB are free; lower it"):
+        choose(free_bytes=2000 * BLOCK, max_num_seqs=1000, **asked)
+
+
+def test_a_pool_beyond_32_bits_is_refused():
+    with pytest.raises(ConfigError, match="num_blocks asks for 16000000000000 tokens of KV cache; at most 2147483647"):
+        choose(num_blocks=10**12, free_bytes=2**63)
 
 
 def test_no_more_than_all_sequences_need():

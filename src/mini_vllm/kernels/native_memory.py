@@ -26,7 +26,10 @@ class Memory:
     def __init__(self, library: ctypes.CDLL, num_bytes: int) -> None:
         address = library.mv_alloc(num_bytes)
         if not address:
-            raise ConfigError(f"cannot allocate {num_bytes} bytes; lower --kv-cache-memory or take a smaller model")
+            raise ConfigError(
+                f"cannot allocate {num_bytes} bytes; lower the KV cache (kv_cache_memory, num_blocks) or the "
+                "step (max_num_batched_tokens), or take a smaller model"
+            )
         self.address: int = address
         self.num_bytes = num_bytes
         weakref.finalize(self, library.mv_free, address, num_bytes).atexit = False

@@ -15,6 +15,8 @@ from mini_vllm.kernels.table import KVShape
 
 _KV_FORMATS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
+MAX_SLOTS = 2**31 - 1  # places for one token each; kernels address them with 32 bits
+
 
 def kv_format(setting: str, weight_format: str, supported: frozenset[str]) -> str:
     """The KV number format ("f32", "f16", "bf16"): as set, else float32 for float32 weights, float16 for float16,
@@ -37,12 +39,13 @@ def choose_num_blocks(
     config: CacheConfig, shape: KVShape, *, max_model_len: int, max_num_seqs: int, free_bytes: int
 ) -> int:
     """Blocks of the pool. As told by num_blocks; else as many as the budget holds, but no more than max_num_seqs
-    sequences of max_model_len tokens need. ConfigError when the budget cannot hold even one such sequence.
+    sequences of max_model_len tokens need. ConfigError when the budget cannot hold even one such sequence, or when
+    what was asked for is not there.
 
     `shape.num_blocks` is ignored; `free_bytes` is what this process may still take.
     """
     if config.num_blocks is not None:
-        return config.num_blocks
+        return _checked(config.num_blocks, "num_blocks", shape, free_bytes=free_bytes)
     needed = -(-max_model_len // shape.block_size)
     if config.kv_cache_memory is not None:
         budget, source = parse_bytes(config.kv_cache_memory), "kv_cache_memory"
@@ -57,7 +60,25 @@ def choose_num_blocks(
             f"max_model_len {max_model_len} needs {_mib(needed * shape.bytes_per_block)}; {remedy}raise {source}",
             param=source,
         )
-    return min(affordable, needed * max_num_seqs)
+    return _checked(min(affordable, needed * max_num_seqs), source, shape, free_bytes=free_bytes)
+
+
+def _checked(num_blocks: int, source: str, shape: KVShape, *, free_bytes: int) -> int:
+    """num_blocks, if memory holds them and 32 bits address them: pages are taken as they are used, so that too large
+    a pool would be killed only under load.
+    """
+    size = num_blocks * replace(shape, num_blocks=1).bytes_per_block
+    if size > free_bytes:
+        raise ConfigError(
+            f"{source} asks for a KV cache of {_mib(size)}, but {_mib(free_bytes)} are free; lower it", param=source
+        )
+    if num_blocks * shape.block_size > MAX_SLOTS:
+        raise ConfigError(
+            f"{source} asks for {num_blocks * shape.block_size} tokens of KV cache; at most {MAX_SLOTS} can be "
+            "addressed; lower it",
+            param=source,
+        )
+    return num_blocks
 
 
 def free_memory(root: Path = Path("/")) -> int:
