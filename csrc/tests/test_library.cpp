@@ -1,0 +1,63 @@
+// What the library says about itself, and what it takes from the system.
+#include <sys/resource.h>
+
+#include <cstdio>
+#include <cstring>
+#include <initializer_list>
+
+#include "check.h"
+#include "memory.h"
+#include "mini_vllm.h"
+#include "sampler.h"
+
+namespace mvt {
+
+MV_TEST(the_library_describes_itself) {
+  MV_CHECK_EQUAL(mv_version(), MV_ABI_VERSION);
+  const size_t sizes[] = {sizeof(mv_matrix), sizeof(mv_store), sizeof(mv_op), sizeof(mv_step), sizeof(mv_limits)};
+  for (int i = 0; i < 5; i++) MV_CHECK_EQUAL(mv_struct_bytes(i), sizes[i]);
+  MV_CHECK_EQUAL(mv_struct_bytes(-1), -1);
+  MV_CHECK_EQUAL(mv_struct_bytes(5), -1);
+  MV_CHECK_EQUAL(mv_sampler_row_bytes(), sizeof(mv_sampler_row));
+  MV_CHECK(std::strstr(mv_isa_names(), "portable") != nullptr);
+  MV_CHECK_EQUAL(mv_isa_supported("portable"), 1);
+  MV_CHECK_EQUAL(mv_isa_supported("z80"), 0);
+  MV_CHECK_EQUAL(mv_isa_supported(""), 0);
+}
+
+MV_TEST(memory_is_zero_and_on_cache_lines) {
+  const int64_t large = int64_t(2) << 20;
+  for (int64_t bytes : {int64_t(0), int64_t(1), int64_t(63), int64_t(4097), large - 1, large, large + 1}) {
+    trying("%lld bytes", (long long)bytes);
+    uint8_t *memory = static_cast<uint8_t *>(mv_alloc(bytes));
+    if (!MV_CHECK(memory != nullptr)) return;
+    MV_CHECK_EQUAL(reinterpret_cast<uintptr_t>(memory) % 64, 0);
+    int64_t used = 0;
+    for (int64_t i = 0; i < bytes; i++) used += memory[i] != 0;
+    MV_CHECK_EQUAL(used, 0);
+    std::memset(memory, 1, size_t(bytes));
+    mv_free(memory, bytes);
+  }
+  mv_free(nullptr, 0);
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// Where the system refuses threads, there is no team, and the threads that were made have ended.
+MV_TEST(a_team_that_the_system_refuses) {
+  long pages = 0;
+  std::FILE *file = std::fopen("/proc/self/statm", "r");
+  if (!file || std::fscanf(file, "%ld", &pages) != 1) return skip("no /proc/self/statm");
+  std::fclose(file);
+  rlimit before, tight;
+  getrlimit(RLIMIT_AS, &before);
+  tight = before;
+  tight.rlim_cur = rlim_t(pages) * 4096 + (rlim_t(40) << 20);  // room for a few stacks
+  setrlimit(RLIMIT_AS, &tight);
+  mv_team *team = mv_team_create(200);
+  setrlimit(RLIMIT_AS, &before);
+  if (team) skip("this system did not refuse");
+  mv_team_destroy(team);
+}
+#endif
+
+}  // namespace mvt
