@@ -19,6 +19,7 @@ from mini_vllm.engine.frontend import ChatRenderer, Prompt
 from mini_vllm.engine.outputs import OutputCollector
 from mini_vllm.engine.stream import Asked, TextStream
 from mini_vllm.errors import EngineDeadError, EngineStepError, InvalidParameterError
+from mini_vllm.text.tools import ToolFormat, choose_format
 from mini_vllm.types import EngineStats, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
@@ -113,6 +114,17 @@ class AsyncLLM:
     def chat_template(self) -> ChatRenderer | None:
         """The model's chat template, if it has one."""
         return self.engine.frontend.chat_template
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        """How the model writes tool calls."""
+        template = self.chat_template
+        return choose_format("") if template is None else template.tool_format
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model may write its thoughts between <think> tags before it answers."""
+        return self.chat_template is not None and self.chat_template.thinks
 
     @property
     def model_info(self) -> "ModelInfo":

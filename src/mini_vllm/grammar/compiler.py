@@ -68,7 +68,10 @@ class GrammarCompiler:
                 self._kept.popitem(last=False)
         if is_new:
             self._fulfil(params, future)
-        return future.result()
+        try:
+            return future.result()
+        except InvalidParameterError as error:
+            raise InvalidParameterError(str(error), param=params.source) from error
 
     def _fulfil(self, params: StructuredOutputsParams, future: "Future[Grammar]") -> None:
         try:

@@ -45,13 +45,19 @@ def calls_lark(calls: CallsGrammar) -> str:
         start.append(f"({between}call){more}")
     if calls.end:
         start.append(_literal(calls.end))
-    lines = [f"start: {' '.join(start)}", f"call: {' | '.join(f'call_{i}' for i in range(len(calls.tools)))}"]
+    lines = [f"calls: {' '.join(start)}", f"call: {' | '.join(f'call_{i}' for i in range(len(calls.tools)))}"]
     for index, tool in enumerate(calls.tools):
-        schema = json.dumps(prepare_schema(tool.schema, strict=tool.strict), ensure_ascii=False)
         after = f" {_literal(tool.after)}" if tool.after else ""
         lines.append(f"call_{index}: {_literal(tool.before)} arguments_{index}{after}")
-        lines.append(f"arguments_{index}: %json {schema}")
-    return "\n".join(lines) + "\n"
+        lines.append(f"arguments_{index}: {_json_rule(tool.schema, strict=tool.strict)}")
+    if calls.answer is None:
+        return "\n".join(["start: calls", *lines, ""])
+    lines.append(f"answer: {_json_rule(calls.answer, strict=calls.answer_is_strict)}")
+    return "\n".join(["start: calls | answer", *lines, ""])
+
+
+def _json_rule(schema: str, *, strict: bool) -> str:
+    return f"%json {json.dumps(prepare_schema(schema, strict=strict), ensure_ascii=False)}"
 
 
 def escape(text: str) -> str:
@@ -77,7 +83,7 @@ def _convert(convert: Callable[[], str]) -> str:
 def _check_size(params: StructuredOutputsParams) -> None:
     texts = [params.json, params.regex, params.grammar, *(params.choice or ())]
     if params.calls is not None:
-        texts += [tool.schema for tool in params.calls.tools]
+        texts += [params.calls.answer, *(tool.schema for tool in params.calls.tools)]
     size = sum(len(text) for text in texts if isinstance(text, str))
     if size > MAX_CHARACTERS:
         raise InvalidParameterError(

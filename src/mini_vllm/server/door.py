@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from mini_vllm.engine.choice import Vocabulary
+from mini_vllm.text.tools import ToolFormat
 from mini_vllm.types import EngineStats, SamplingParams, TextDelta, TokenDelta
 
 
@@ -29,6 +30,14 @@ class TextEngine(Protocol):
     @property
     def tokenizer(self) -> Vocabulary:
         """The model's tokenizer."""
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        """How the model writes tool calls."""
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model may write its thoughts between <think> tags first."""
 
     @property
     def max_model_len(self) -> int:

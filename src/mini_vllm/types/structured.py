@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mini_vllm.errors import InvalidParameterError
@@ -23,13 +23,15 @@ class CallableTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallsGrammar:
-    """Text that consists of tool calls: `begin`, one or more tools with `between` between them, `end`."""
+    """Text that consists of tool calls: `begin`, one or more tools with `between` between them, `end`; or an answer."""
 
     tools: tuple[CallableTool, ...]
     begin: str = ""
     between: str = ""
     end: str = ""
     at_most: int | None = None  # calls; None: any number
+    answer: str | None = None  # a JSON schema (JSON text) of what may be said instead of calling
+    answer_is_strict: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,7 @@ class StructuredOutputsParams:
     grammar: str | None = None  # Lark, or GBNF (recognised by its ::=)
     calls: CallsGrammar | None = None  # tool calls, in the words of a model's format
     strict: bool = False  # refuse keywords of a schema that cannot be enforced, instead of leaving them out
+    source: str = field(default=PARAM, compare=False)  # the request's field that errors are about
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__

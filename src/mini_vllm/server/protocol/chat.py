@@ -30,6 +30,22 @@ class ToolCall(msgspec.Struct, kw_only=True, frozen=True):
     type: str = "function"
 
 
+class FunctionDefinition(msgspec.Struct, kw_only=True, frozen=True):
+    """A function that the assistant may call; `parameters` is a JSON schema of an object."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(msgspec.Struct, kw_only=True, frozen=True):
+    """A tool; functions are the only kind."""
+
+    function: FunctionDefinition
+    type: str = "function"
+
+
 class ChatMessage(msgspec.Struct, kw_only=True, frozen=True):
     """One turn of the conversation."""
 
@@ -38,6 +54,7 @@ class ChatMessage(msgspec.Struct, kw_only=True, frozen=True):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
@@ -47,8 +64,9 @@ class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[Any] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: str | dict[str, Any] | None = None  # none, auto, required, or {"type": "function", "function": …}
+    parallel_tool_calls: bool | None = None  # false: one call at most
     functions: list[Any] | None = None
     function_call: str | dict[str, Any] | None = None
     modalities: list[str] | None = None
@@ -82,11 +100,13 @@ class ChoiceLogprobs(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class AssistantMessage(msgspec.Struct, kw_only=True, frozen=True):
-    """The answer's text."""
+    """The answer: its text, what the model thought before it, and the tools that it calls."""
 
     role: str = "assistant"
     content: str | None
     refusal: str | None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True, frozen=True):
@@ -112,11 +132,29 @@ class ChatResponse(msgspec.Struct, kw_only=True, frozen=True):
     mini_vllm: RequestReport | msgspec.UnsetType = msgspec.UNSET
 
 
+class FunctionDelta(msgspec.Struct, kw_only=True, frozen=True):
+    """The name in the first delta of a call, then more and more of the arguments' JSON."""
+
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    arguments: str
+
+
+class ToolCallDelta(msgspec.Struct, kw_only=True, frozen=True):
+    """What is new of one call; `id` and `type` are in its first only."""
+
+    index: int
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    type: str | msgspec.UnsetType = msgspec.UNSET
+    function: FunctionDelta
+
+
 class Delta(msgspec.Struct, kw_only=True, frozen=True):
     """What is new of an answer; `role` is in the first of a choice only."""
 
     role: str | msgspec.UnsetType = msgspec.UNSET
-    content: str
+    content: str | msgspec.UnsetType | None = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCallDelta] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True, frozen=True):

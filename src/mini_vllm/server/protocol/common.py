@@ -42,7 +42,18 @@ class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
     priority: Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)] | None = None  # lower runs first
     cache_salt: str | None = None
     deadline_ms: Annotated[float, msgspec.Meta(gt=0)] | None = None  # from arrival; past it the request is ended
+
+    # What the output must look like; one of these. The guided_ names are older ones for the same.
     response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None  # one of json, json_object, regex, choice, grammar; and strict
+    json: dict[str, Any] | str | bool | None = None  # a JSON schema
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None  # Lark or GBNF
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
     @property
     def includes_usage(self) -> bool:

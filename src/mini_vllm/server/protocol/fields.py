@@ -17,7 +17,6 @@ SHARED_IGNORED: dict[str, str] = {
 
 CHAT_IGNORED: dict[str, str] = {
     **SHARED_IGNORED,
-    "parallel_tool_calls": "there are no tool calls yet",
     "reasoning_effort": "the model decides",
     "verbosity": "the model decides",
     "prediction": "a hint that changes nothing but speed",
@@ -25,15 +24,6 @@ CHAT_IGNORED: dict[str, str] = {
 }
 
 SHARED_REJECTED: dict[str, str] = {
-    "json": "structured output is not supported yet",
-    "regex": "structured output is not supported yet",
-    "choice": "structured output is not supported yet",
-    "grammar": "structured output is not supported yet",
-    "guided_json": "structured output is not supported yet",
-    "guided_regex": "structured output is not supported yet",
-    "guided_choice": "structured output is not supported yet",
-    "guided_grammar": "structured output is not supported yet",
-    "structured_outputs": "structured output is not supported yet",
     "bad_words": "not supported yet; use bad_token_ids",
     "truncate_prompt_tokens": "not supported yet; prompts are never cut",
     "use_beam_search": "beam search is not supported",

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
@@ -15,9 +16,16 @@ from mini_vllm.server.protocol.reading import BodyReader
 from mini_vllm.server.service import Service, json_response, read_json
 from mini_vllm.server.sse import EventStream, encode_event
 from mini_vllm.server.translate.chat import ChatAnswer
-from mini_vllm.server.translate.conversation import refuse_unsupported, template_options
+from mini_vllm.server.translate.conversation import (
+    make_router,
+    refuse_unsupported,
+    show_markers,
+    template_options,
+)
 from mini_vllm.server.translate.sampling import chat_params
+from mini_vllm.server.translate.tools import read_tools
 
+END_TOKENS = 16  # of a prompt, in which a thought may have been opened
 READER = BodyReader(ChatRequest, ignored=CHAT_IGNORED, rejected=CHAT_REJECTED)
 
 
@@ -37,10 +45,16 @@ def router(service: Service) -> APIRouter:
 
 async def _answer(service: Service, body: ChatRequest, terms: Terms) -> Response:
     refuse_unsupported(body)
-    params = chat_params(body, service.engine.default_sampling_params())
-    prompt = await service.reader.read_chat(body.messages, template_options(body))
+    engine = service.engine
+    tools = read_tools(body, engine.tool_format)
+    params = tools.constrain(chat_params(body, engine.default_sampling_params()))
+    params = show_markers(params, tools, engine.tokenizer, thinks=engine.thinks)
+    prompt = await service.reader.read_chat(body.messages, template_options(body, tools))
+    end = prompt.token_ids[-END_TOKENS:] if engine.thinks else ()
+    prompt_end = engine.tokenizer.decode(end, skip_special_tokens=False) if engine.thinks else None
+    router = partial(make_router, body, tools, params=params, prompt_end=prompt_end)
     head = service.head("chatcmpl")
-    answer = ChatAnswer(head, prompt, params, texts=service.texts(params))
+    answer = ChatAnswer(head, prompt, params, texts=service.texts(params), make_router=router)
     deltas = service.generate([service.job(head.id, prompt.token_ids, params, body)], terms)
     if body.stream:
         return EventStream(_events(body, answer, deltas), request_id=head.id)

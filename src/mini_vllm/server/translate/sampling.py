@@ -1,6 +1,5 @@
 """Sampling fields of a request → `SamplingParams`. Pure."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +7,7 @@ from mini_vllm.errors import InvalidParameterError
 from mini_vllm.server.protocol.chat import ChatRequest
 from mini_vllm.server.protocol.common import GenerationRequest
 from mini_vllm.server.protocol.completions import CompletionRequest
+from mini_vllm.server.translate.structured import structured_outputs
 from mini_vllm.types import SamplingParams
 from mini_vllm.types.params import MAX_LOGPROBS
 
@@ -78,12 +78,4 @@ def sampling_params(request: GenerationRequest, defaults: SamplingParams, **fixe
         raise InvalidParameterError(
             f"temperature is {temperature}; it must be between 0 and {MAX_TEMPERATURE:g}", param="temperature"
         )
-    _check_response_format(request.response_format)
-    return replace(defaults, **given, **fixed)
-
-
-def _check_response_format(response_format: Mapping[str, Any] | None) -> None:
-    if response_format and (kind := response_format.get("type")) != "text":
-        raise InvalidParameterError(
-            f"response_format {kind!r:.50} is not supported yet; leave it out or use text", param="response_format"
-        )
+    return replace(defaults, **given, **fixed, structured_outputs=structured_outputs(request))
