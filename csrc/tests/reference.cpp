@@ -56,7 +56,7 @@ void rms_norm(const float *x, const float *weight, float eps, int n, std::vector
   double inverse = 1 / std::sqrt(sum / n + eps);
   for (int i = 0; i < n; i++) {
     double value = x[i] * inverse * weight[i];
-    out.push_back({value, 32 * EPS * std::fabs(value) + TINY});
+    out.push_back({value, 32 * EPS * std::fabs(value) + TINY * (1 + std::fabs(weight[i]))});
   }
 }
 
@@ -69,7 +69,7 @@ void layer_norm(const mv_op &op, const float *x, std::vector<Expected> &out) {
   double inverse = 1 / std::sqrt(variance + op.eps);
   for (int i = 0; i < n; i++) {
     double scaled = (x[i] - mean) * inverse * op.vector0[i];
-    double cancelled = 8 * EPS * largest * inverse * std::fabs(op.vector0[i]);
+    double cancelled = (8 * EPS * largest * inverse + TINY) * std::fabs(op.vector0[i]) + TINY;
     out.push_back({scaled + op.vector1[i], cancelled + 64 * EPS * std::fabs(scaled) + 2 * EPS * std::fabs(op.vector1[i])});
   }
 }
