@@ -127,6 +127,18 @@ def test_errors_of_a_request_come_before_any_token():
     with_llm(use, num_blocks=8)
 
 
+@pytest.mark.parametrize("prompt", [5, None, b"ab", {"prompt": None}, {"prompt": "ab", "multi_modal_data": {}}])
+def test_prompts_of_another_kind_are_refused_and_the_engine_goes_on(prompt):
+    async def use(llm):
+        with pytest.raises(InvalidParameterError, match="prompt"):
+            await anext(llm.stream(prompt, SamplingParams()))
+        with pytest.raises(InvalidParameterError, match="sampling_params is 5"):
+            llm.stream("ab", 5)
+        assert await collect(llm, "ab", SamplingParams(max_tokens=2))
+
+    with_llm(use)
+
+
 def test_abort_by_id_ends_every_choice():
     async def use(llm):
         stream = llm.stream("ab", SamplingParams(max_tokens=400, n=3), request_id="mine")

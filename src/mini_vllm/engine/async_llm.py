@@ -15,7 +15,7 @@ from mini_vllm.config import EngineConfig
 from mini_vllm.engine.assembly import Engine, load_engine
 from mini_vllm.engine.choice import Vocabulary
 from mini_vllm.engine.client import Observer, ThreadClient
-from mini_vllm.engine.frontend import ChatRenderer, Prompt
+from mini_vllm.engine.frontend import ChatRenderer, Prompt, check_params
 from mini_vllm.engine.outputs import OutputCollector
 from mini_vllm.engine.stream import Asked, TextStream
 from mini_vllm.errors import EngineDeadError, EngineStepError, InvalidParameterError
@@ -34,7 +34,7 @@ class AsyncLLM:
     """
 
     def __init__(self, model: str | os.PathLike[str] = "smollm2-135m", **options: Any) -> None:
-        self._prepare(EngineConfig.from_options(model=os.fspath(model), **options))
+        self._prepare(EngineConfig.from_options(model=model, **options))
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> "AsyncLLM":
@@ -190,7 +190,8 @@ class AsyncLLM:
             raise InvalidParameterError(
                 f"request_id {request_id!r} is in use by a running request; choose another", param="request_id"
             )
-        params = params or self.default_sampling_params()
+        params = self.default_sampling_params() if params is None else params
+        check_params(params)
         asked = Asked(prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt)
         stream = TextStream(self.engine, self.client, asked, on_end=self._forget)
         self._streams[request_id] = stream

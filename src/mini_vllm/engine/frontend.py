@@ -234,6 +234,15 @@ class Frontend:
         return found
 
 
+def check_params(params: Any) -> None:
+    """Refuse what is no SamplingParams."""
+    if not isinstance(params, SamplingParams):
+        raise InvalidParameterError(
+            f"sampling_params is {params!r:.100}; give a SamplingParams, or with LLM a list with one for each prompt",
+            param="sampling_params",
+        )
+
+
 def plain_prompt(prompt: Prompt) -> str | Sequence[int]:
     """Text or token ids, out of whatever a prompt may be written as."""
     inner: Any = prompt

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mini_vllm.config import EngineConfig
 from mini_vllm.engine.assembly import Engine, load_engine
 from mini_vllm.engine.choice import ChoiceText, Vocabulary
-from mini_vllm.engine.frontend import PreparedRequest, Prompt
+from mini_vllm.engine.frontend import PreparedRequest, Prompt, check_params
 from mini_vllm.engine.outputs import OutputCollector
 from mini_vllm.errors import EngineBusyError, EngineDeadError, EngineStepError, InvalidParameterError, UserError
 from mini_vllm.types import EngineStats, Request, RequestOutput, SamplingParams, TokenDelta, TokenLogprobs
@@ -140,11 +140,7 @@ class LLM:
             return [params] * count
         listed = list(params) if isinstance(params, Iterable) and not isinstance(params, Mapping) else [params]
         for entry in listed:
-            if not isinstance(entry, SamplingParams):
-                raise InvalidParameterError(
-                    f"sampling_params is {entry!r:.100}; give a SamplingParams, or a list with one for each prompt",
-                    param="sampling_params",
-                )
+            check_params(entry)
         if len(listed) != count:
             raise InvalidParameterError(
                 f"sampling_params has {len(listed)} entries for {count} prompts; give one for each, or one for all",

@@ -129,7 +129,7 @@ class TextStream:
             priority=self._asked.priority,
             cache_salt=self._asked.cache_salt,
         )
-        if len(self._asked.prompt) > LONG_PROMPT or self._asked.params.structured_outputs is not None:
+        if _is_long(self._asked.prompt) or self._asked.params.structured_outputs is not None:
             return await asyncio.to_thread(prepare)
         return prepare()
 
