@@ -154,6 +154,18 @@ def test_srv_28_a_declared_large_body_is_refused_before_it_is_sent(small: Rig) -
     connection.close()
 
 
+@pytest.mark.parametrize("field", ["response_format", "chat_template_kwargs", "tools"])
+def test_srv_01_deep_json_is_refused_where_any_json_may_stand(rig: Rig, field: str) -> None:
+    deep = "[" * 100 + "]" * 100
+    value = f'{{"a": {deep}}}'
+    if field == "tools":
+        value = f'[{{"type": "function", "function": {{"name": "f", "parameters": {value}}}}}]'
+    body = f'{{"messages": [{{"role": "user", "content": "a"}}], "{field}": {value}}}'
+    refused = rig.http.post("/v1/chat/completions", content=body.encode())
+    assert refused.status_code == 400
+    assert error(refused)["param"] == field and "more than 100 levels" in refused.text
+
+
 def test_srv_28_slow_bodies_are_a_408() -> None:
     with serving(server=ServerConfig(body_timeout=0.2)) as small:
         _check_slow_body(small)
