@@ -69,6 +69,16 @@ def test_slow_work_gets_the_least(clock):
     assert run(clock, [Contest(peer, [(ours, empty("vllm"))])], least=2, most=9, seconds=5.0)[0].pairs == 2
 
 
+def test_a_run_may_insist_on_calm_pairs_up_to_the_most(clock):
+    def pairs(foreign, insists):
+        ours, peer = make(clock, [], "A", [1] * 9), make(clock, [], "B", [1] * 9, foreign=foreign)
+        drive = Drive(Pace(least=2, most=5, seconds=0.0, insists=insists), clock)
+        list(drive.run(SINGLE, [contest := Contest(peer, [(ours, empty("vllm"))])]))
+        return len(contest.pairs[0])
+
+    assert [pairs(0.5, False), pairs(0.1, True), pairs(0.5, True)] == [2, 2, 5]
+
+
 def test_a_failing_peer_fails_its_row_and_no_other(clock):
     diary = []
     ours = make(clock, diary, "A", [1] * 9)

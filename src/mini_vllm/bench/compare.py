@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 QUICK_MINUTES = 22.0  # then nothing new begins
 NICENESS = -5
 QUICK = Pace(least=1, most=3, seconds=4.0)
-FULL = Pace(least=3, most=9, seconds=60.0)
+FULL = Pace(least=3, most=9, seconds=60.0, insists=True)
 
 # Which form of ours a row's weights stand for, and how that form's numbers are stored.
 OUR_FORMS = {"4bit": "q4_1", "8bit": "q8_0"}
@@ -105,18 +105,7 @@ class Comparison:
             peers = {meeting: self._open_peer(stack, meeting, pace) for meeting in stage.meetings}
             drive = Drive(pace, self.clock)
             for work in dict.fromkeys(work for meeting in stage.meetings for work in meeting.works):
-                contests: list[Contest] = []
-                lost: list[Row] = []
-                for meeting, peer in peers.items():
-                    if work not in meeting.works:
-                        continue
-                    empty = [self._row(work, weights, meeting) for _, weights in meeting.ours]
-                    reason = next((errors[form] for form, _ in meeting.ours if form in errors), None)
-                    if isinstance(peer, str) or reason:
-                        lost += [failed(row, reason or str(peer)) for row in empty]
-                    else:
-                        pairs = [(own[form], row) for (form, _), row in zip(meeting.ours, empty)]
-                        contests.append(Contest(peer, pairs))
+                contests, lost = _contests(work, peers, own, errors)
                 found = list(drive.run(work, contests))
                 yield from found
                 yield from (self._with_own(work, row, found, own) for row in lost)
@@ -205,9 +194,6 @@ class Comparison:
         self.versions[launch.label.split()[0]] = subject.version
         return subject
 
-    def _row(self, work: Work, weights: str, meeting: Meeting) -> Row:
-        return Row(work=work.name, weights=weights, peer=meeting.peer, detail=f"{meeting.peer} in {meeting.form}")
-
     def _measure_limits(self) -> None:
         try:
             found = machine_limits.measure(self.threads, cache=peers_base() / "build")
@@ -226,6 +212,25 @@ class Comparison:
             return row
         stored = STORED[OUR_FORMS.get(row.weights, row.weights)]
         return self_rows.with_limit(row, limit(works[row.work], SMOLLM2, stored, self.limits))
+
+
+def _contests(
+    work: Work, peers: Mapping[Meeting, Subject | str], own: Mapping[str, Subject], errors: Mapping[str, str]
+) -> tuple[list[Contest], list[Row]]:
+    """Who can meet on a work, and the failed rows of those who cannot: a str in a peer's place says why."""
+    contests: list[Contest] = []
+    lost: list[Row] = []
+    for meeting, peer in peers.items():
+        if work not in meeting.works:
+            continue
+        detail = f"{meeting.peer} in {meeting.form}"
+        empty = [Row(work=work.name, weights=weights, peer=meeting.peer, detail=detail) for _, weights in meeting.ours]
+        reason = next((errors[form] for form, _ in meeting.ours if form in errors), None)
+        if isinstance(peer, str) or reason:
+            lost += [failed(row, reason or str(peer)) for row in empty]
+        else:
+            contests.append(Contest(peer, [(own[form], row) for (form, _), row in zip(meeting.ours, empty)]))
+    return contests, lost
 
 
 def neighbours(*, threads: int, rounds: int, start: Callable[[Launch], Subject] = Subject) -> list[Row]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from mini_vllm.bench.rows import Pair, Row, failed, row_of_pairs
+from mini_vllm.bench.rows import DISTURBED, Pair, Row, failed, row_of_pairs
 from mini_vllm.bench.subject import Sample, SubjectError
 from mini_vllm.bench.workloads import Work
 
@@ -29,12 +29,16 @@ class Measurable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """A contest of one work ends after `most` pairs, or once it has `least` and took `seconds`; all at `deadline`."""
+    """A contest of one work ends after `most` pairs, or once it has `least` and took `seconds`; all at `deadline`.
+
+    insists: pairs during which others used much of the machine do not count as `least`.
+    """
 
     least: int
     most: int
     seconds: float
     deadline: float = float("inf")
+    insists: bool = False
 
 
 @dataclass(slots=True)
@@ -74,6 +78,8 @@ class Drive:
             if count == 0:
                 contest.error = "left out: the time for the whole run was up"
             return False
+        if self._pace.insists:
+            count = sum((pair.foreign or 0.0) <= DISTURBED for pair in contest.pairs[0])
         return count < self._pace.least or contest.seconds < self._pace.seconds
 
     def _warm(self, work: Work, contest: Contest) -> None:
