@@ -11,7 +11,7 @@ import pytest
 
 from mini_vllm.cli.render import complain, make_lossless, note, progress, write
 
-PROGRAM = [sys.executable, "-c", "import sys; from mini_vllm.cli.app import main; sys.exit(main())"]
+PROGRAM = [sys.executable, "-c", "import sys; from mini_vllm.cli import main; sys.exit(main())"]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -37,6 +37,42 @@ def test_help_loads_nothing_heavy() -> None:
         times.append(time.perf_counter() - begin)
         assert ran.stdout.splitlines()[-1] == "[]", ran.stderr
     assert min(times) < 1.5  # 0.2 s on an idle machine
+
+
+def test_ctrl_c_is_clean_while_the_program_is_being_imported() -> None:
+    code = """if True:
+        import sys
+        from mini_vllm.cli import main
+        class Interrupting:
+            def find_spec(self, name, path, target=None):
+                if name == "typer":
+                    raise KeyboardInterrupt
+        sys.meta_path.insert(0, Interrupting())
+        sys.exit(main())"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "interrupted\n")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+@pytest.mark.parametrize("arguments", [["inspect"], ["generate", "-n", "3", "-p", "The fox"], ["--help"]])
+def test_a_full_disk_is_one_line(model, arguments) -> None:
+    more = ["-m", model] if len(arguments) > 1 or arguments == ["inspect"] else []
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run([*PROGRAM, *arguments, *more], stdout=full, stderr=subprocess.PIPE, env=environment())
+    lines = ran.stderr.decode().splitlines()
+    assert (ran.returncode, lines[-1]) == (1, "error: cannot write the output: No space left on device")
+    assert "Traceback" not in ran.stderr.decode()
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_as_good_as_the_null_device(model, closed) -> None:
+    line = 'exec "$0" "$@" ' + closed
+    arguments = ["tokenize", "-m", model, "-"]
+    ran = subprocess.run(
+        ["sh", "-c", line, *PROGRAM, *arguments], input=b"The fox", capture_output=True, env=environment()
+    )
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    assert bool(ran.stdout) is (closed in ("<&-", "2>&-"))
 
 
 @pytest.mark.parametrize("command", ["generate", "batch"])

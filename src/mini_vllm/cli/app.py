@@ -11,7 +11,16 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from mini_vllm.cli.render import OutputClosed, as_utf8, complain, make_lossless, read_as_utf8
+from mini_vllm.cli.render import (
+    OutputClosed,
+    OutputError,
+    as_utf8,
+    complain,
+    make_lossless,
+    open_missing_streams,
+    read_as_utf8,
+    write,
+)
 from mini_vllm.errors import MiniVLLMError, MissingDependencyError, UserError
 
 COMMANDS = {
@@ -30,15 +39,20 @@ OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code: 0, 1 (failed), 2 (bad input), 130 (Ctrl-C)."""
+    open_missing_streams()
     given = [as_utf8(argument) for argument in (sys.argv[1:] if arguments is None else arguments)]
     make_lossless(sys.stdout, sys.stderr)
     read_as_utf8(sys.stdin)
     try:
         code = _run(given or ["--help"])
-        sys.stdout.flush()
+        write("")  # whatever is still to be flushed
     except (OutputClosed, BrokenPipeError):  # whoever read our output has seen enough
         _silence_stdout()
         return OK
+    except (OutputError, OSError) as error:  # OSError: Typer writes help pages itself
+        _silence_stdout()
+        complain(f"error: {error if isinstance(error, OutputError) else OutputError(error)}")
+        return FAILED
     except KeyboardInterrupt:
         code = INTERRUPTED
     if code == INTERRUPTED:
@@ -54,6 +68,8 @@ def _run(arguments: list[str]) -> int:
     except UserError as error:
         complain(f"error: {error}")
         return BAD_INPUT
+    except OutputError:
+        raise
     except MiniVLLMError as error:
         complain(f"error: {error}")
         return BAD_INPUT if isinstance(error, MissingDependencyError) else FAILED

@@ -5,10 +5,13 @@ never stops a command. Must not know models or engines.
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
+
+from mini_vllm.errors import MiniVLLMError
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -16,6 +19,23 @@ if TYPE_CHECKING:
 
 class OutputClosed(Exception):
     """Whoever read our output has closed the pipe. Not an `OSError`, which Typer would end the process for."""
+
+
+class OutputError(MiniVLLMError):
+    """Standard output cannot be written, for example because the disk is full."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(f"cannot write the output: {cause.strerror or cause}")
+
+
+def open_missing_streams() -> None:
+    """Put the null device where a standard stream is closed, so that no file or socket takes its number."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - lives as long as the process
 
 
 def make_lossless(*streams: TextIO) -> None:
@@ -40,7 +60,7 @@ def as_utf8(argument: str) -> str:
 
 
 def write(text: str, *, stream: TextIO | None = None) -> None:
-    """Write and flush; never fails for a character. A closed pipe raises `OutputClosed`."""
+    """Write and flush; never fails for a character. A closed pipe raises `OutputClosed`, a full disk `OutputError`."""
     stream = sys.stdout if stream is None else stream
     try:
         try:
@@ -51,6 +71,8 @@ def write(text: str, *, stream: TextIO | None = None) -> None:
         stream.flush()
     except BrokenPipeError:
         raise OutputClosed from None
+    except OSError as error:
+        raise OutputError(error) from None
 
 
 def complain(text: str) -> None:
@@ -60,7 +82,7 @@ def complain(text: str) -> None:
 
 def note(text: str) -> None:
     """Remarks on standard error. A failing print never fails a request."""
-    with suppress(OSError, ValueError, OutputClosed):
+    with suppress(OSError, ValueError, OutputClosed, OutputError):
         write(text + "\n", stream=sys.stderr)
 
 
