@@ -94,6 +94,9 @@ class ServerConfig:
     max_body_bytes: int = doc(8 * 2**20, "largest request body")
     body_timeout: float = doc(60.0, "seconds that a request body may take to arrive")
     request_timeout: float | None = doc(None, "seconds after which a request is ended; default: no limit")
+    stall_timeout: float | None = doc(
+        None, "seconds without progress in a step that are a hang; default: 5 where operations are counted, else 120"
+    )
     shutdown_timeout: float = doc(10.0, "seconds that running requests get to finish at shutdown")
     api_key: str | None = doc(
         None, "keys that clients must send, separated by commas; other users see flags, so use the variable or a file"
@@ -113,7 +116,7 @@ class ServerConfig:
     def __post_init__(self) -> None:
         _check_types(self)
         _check_positive(self, "max_body_bytes", "requests_per_minute", "tokens_per_minute")
-        for name in ("body_timeout", "request_timeout"):
+        for name in ("body_timeout", "request_timeout", "stall_timeout"):
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise ConfigError(f"{name} is {value}; it must be more than 0", param=name)
         if self.ssl_keyfile is not None and self.ssl_certfile is None:

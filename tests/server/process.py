@@ -1,10 +1,11 @@
-"""A server in a process of its own, as the command line starts it: `python -m server.process PORT TIMEOUT LOADING`.
+"""A server in a process of its own, as on the command line: `python -m server.process HOST PORT TIMEOUT LOADING`.
 
 LOADING is how many seconds the model takes to load.
 """
 
 import asyncio
 import sys
+import threading
 from typing import Any
 
 from server.rig import MODEL, make_llm
@@ -30,10 +31,12 @@ class SlowToLoad:
         await asyncio.sleep(self._seconds)
 
 
-def main(host: str, port: str, timeout: str, loading: str) -> int:
-    """Serve until a signal; what the command line does with errors."""
-    _, llm = make_llm(delay=0.02, max_model_len=4096, num_blocks=1024)
-    config = ServerConfig(host=host, port=int(port), shutdown_timeout=float(timeout))
+def main(host: str, port: str, timeout: str, loading: str, stall: str = "") -> int:
+    """Serve until a signal; what the command line does with errors. STALL: hang in each step, and notice after this."""
+    executor, llm = make_llm(delay=0.02, max_model_len=4096, num_blocks=1024)
+    executor.hang = threading.Event() if stall else None
+    stall_timeout = float(stall) if stall else None
+    config = ServerConfig(host=host, port=int(port), shutdown_timeout=float(timeout), stall_timeout=stall_timeout)
     try:
         return serve(SlowToLoad(llm, float(loading)), config, model_names=(MODEL,))
     except UserError as error:

@@ -40,6 +40,7 @@ class Parrot:
         self.fail_in: int | None = None  # steps until one fails
         self.largest_batch = 0
         self.num_steps = 0
+        self.hang: threading.Event | None = None  # a step waits for it
         self._known: dict[int, list[int]] = {}
         self._admissions: dict[int, Admission] = {}
 
@@ -48,6 +49,8 @@ class Parrot:
         time.sleep(self.delay)
         self.num_steps += 1
         self._fail_if_due()
+        if self.hang is not None:
+            self.hang.wait()
         for seq_id in plan.released:
             del self._known[seq_id], self._admissions[seq_id]
         for admission in plan.admitted:

@@ -24,11 +24,13 @@ TESTS = Path(__file__).parent.parent
 
 
 @contextmanager
-def process(*, host: str = "127.0.0.1", port: int = 0, timeout: float = 5, loading: float = 0) -> Iterator:
+def process(
+    *, host: str = "127.0.0.1", port: int = 0, timeout: float = 5, loading: float = 0, stall: str = ""
+) -> Iterator:
     """A server process, killed at the end if it still runs."""
     environment = {**os.environ, "PYTHONPATH": f"{TESTS.parent / 'src'}{os.pathsep}{TESTS}", "PYTHONWARNINGS": "error"}
     running = subprocess.Popen(
-        [sys.executable, "-m", "server.process", host, str(port), str(timeout), str(loading)],
+        [sys.executable, "-m", "server.process", host, str(port), str(timeout), str(loading), stall],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -236,3 +238,13 @@ def test_srv_29_the_ipv6_wildcard_takes_ipv4_too() -> None:
     with bind("::", 0) as listener:
         listener.listen()
         socket.create_connection(("127.0.0.1", listener.getsockname()[1]), timeout=2).close()
+
+
+def test_srv_10_a_hung_server_answers_and_leaves_for_its_supervisor() -> None:
+    with process(stall="0.5") as running:
+        url = url_of(running)
+        answer = httpx.post(url + "/v1/completions", json={"prompt": "a"}, timeout=20)
+        assert answer.status_code == 503 and "has hung" in answer.text
+        assert httpx.get(url + "/health").status_code == 503
+        assert running.wait(10) == 70
+        assert "the engine has hung; leaving" in running.stderr.read()

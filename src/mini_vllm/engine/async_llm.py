@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import os
 import weakref
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mini_vllm.config import EngineConfig
@@ -104,6 +104,19 @@ class AsyncLLM:
     def is_alive(self) -> bool:
         """Whether a request submitted now would be answered."""
         return self._client is not None and self._client.is_alive
+
+    @property
+    def counts_operations(self) -> bool:
+        """Whether `marker` moves within a step too."""
+        return self.client.counts_operations
+
+    def marker(self) -> Hashable | None:
+        """Changes with any progress of the engine; None while nothing is being computed."""
+        return None if self._client is None else self._client.marker()
+
+    def give_up(self, reason: str) -> None:
+        """Declare a hung engine dead: unfinished streams raise `EngineDeadError`, and no new ones begin."""
+        self.client.give_up(reason)
 
     @property
     def tokenizer(self) -> Vocabulary:

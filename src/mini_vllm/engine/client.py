@@ -6,7 +6,7 @@
 import asyncio
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -96,6 +96,19 @@ class ThreadClient:
     def snapshot(self) -> EngineStats:
         """State and counters as of the last step."""
         return self._loop.stats()
+
+    @property
+    def counts_operations(self) -> bool:
+        """Whether `marker` moves within a step too."""
+        return self._loop.counts_operations
+
+    def marker(self) -> Hashable | None:
+        """Changes with any progress; None while nothing is being computed."""
+        return self._loop.marker()
+
+    def give_up(self, reason: str) -> None:
+        """Declare a hung engine dead: unfinished streams raise `EngineDeadError`, and no new ones begin."""
+        self._loop.give_up(EngineDeadError(reason))
 
     @property
     def is_alive(self) -> bool:

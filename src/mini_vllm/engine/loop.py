@@ -5,7 +5,7 @@ Must not know who submits or who listens; what happens leaves through callbacks.
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
@@ -48,7 +48,7 @@ class EngineLoop:
 
     `submit` and `abort` may be called from any thread, even from a finaliser; they take effect between two steps.
     `deliver` is called on the loop's thread, with all the deltas of a step at once; it must not block. When the
-    engine dies or is stopped, `on_death` is called once, last.
+    engine dies or is stopped, `on_death` is called last; twice if a step returns after all that was given up.
     """
 
     def __init__(
@@ -65,6 +65,8 @@ class EngineLoop:
         self._stopping = False
         self._death: EngineDeadError | None = None
         self._stats = core.stats()
+        self._num_begun = 0
+        self._is_stepping = False
         self._thread = threading.Thread(target=self._main, name="mini-vllm-engine", daemon=True)
         self._thread.start()
 
@@ -87,6 +89,24 @@ class EngineLoop:
         """Whether a request submitted now would be answered."""
         return self._death is None and not self._stopping and self._thread.is_alive()
 
+    @property
+    def counts_operations(self) -> bool:
+        """Whether `marker` moves within a step too."""
+        return hasattr(self._core.executor, "progress")
+
+    def marker(self) -> Hashable | None:
+        """Changes with every step, and with every operation where the executor counts them; None between steps."""
+        if not self._is_stepping:
+            return None
+        progress = getattr(self._core.executor, "progress", None)
+        return self._num_begun, None if progress is None else progress()
+
+    def give_up(self, death: EngineDeadError) -> None:
+        """Declare a hung engine dead, from another thread. Its own can only be left behind."""
+        self._death = self._death or death
+        self._stopping = True
+        self._on_death(self._death)
+
     def stop(self, timeout: float | None = None) -> bool:
         """End the thread after the step in flight; what is still running gets `EngineDeadError`. Whether it ended."""
         self._stopping = True
@@ -99,7 +119,7 @@ class EngineLoop:
         try:
             while not self._stopping:
                 self._turn()
-            self._death = EngineDeadError("the engine was shut down before this request was finished")
+            self._death = self._death or EngineDeadError("the engine was shut down before this request was finished")
         except EngineDeadError as error:
             self._death = error
         except BaseException as error:  # a fault of this file or of a callback: nothing may die in silence
@@ -120,10 +140,18 @@ class EngineLoop:
             self._stats = self._core.stats()
             self._deliver(admitted)
         if self._core.has_work() and not self._stopping:
-            deltas = self._core.advance()
+            deltas = self._step()
             self._stats = self._core.stats()
             if deltas:
                 self._deliver([*deltas])
+
+    def _step(self) -> list[TokenDelta]:
+        self._num_begun += 1
+        self._is_stepping = True
+        try:
+            return self._core.advance()
+        finally:
+            self._is_stepping = False
 
     def _take(self) -> list[Command]:
         """The waiting commands, in order."""

@@ -1,6 +1,7 @@
 """The ASGI application: middleware, routes, and the engine's life inside it. Must not know sockets or signals."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -21,7 +22,10 @@ from mini_vllm.server.routes import chat, completions, generate, health, models,
 from mini_vllm.server.routes import metrics as metrics_routes
 from mini_vllm.server.service import Service
 from mini_vllm.server.stats import StatsView, process_memory
+from mini_vllm.server.watch import SECONDS_PER_OPERATION, SECONDS_PER_STEP, StallWatch
 from mini_vllm.telemetry import Labels, LatencyRecorder, Metrics, Reading
+
+logger = logging.getLogger(__name__)
 
 SAMPLE_SECONDS = 1.0
 
@@ -53,6 +57,7 @@ def create_app(
         metrics=metrics,
         rates=rates,
         request_timeout=config.request_timeout,
+        stall_timeout=config.stall_timeout,
     )
     app = FastAPI(
         title="mini-vLLM",
@@ -112,7 +117,7 @@ def _guard_places(app: FastAPI, config: ServerConfig) -> None:
 @asynccontextmanager
 async def _life(service: Service) -> AsyncIterator[None]:
     await service.engine.start()
-    sampler = asyncio.create_task(_sample(service.stats))
+    sampler = asyncio.create_task(_sample(service))
     try:
         yield
     finally:
@@ -122,7 +127,16 @@ async def _life(service: Service) -> AsyncIterator[None]:
         await asyncio.to_thread(service.engine.shutdown)
 
 
-async def _sample(stats: StatsView) -> None:
+async def _sample(service: Service) -> None:
+    """Once a second: the rates of /stats, and whether the engine still moves."""
+    engine = service.engine
+    default = SECONDS_PER_OPERATION if engine.counts_operations else SECONDS_PER_STEP
+    watch = StallWatch(engine.marker, limit=service.stall_timeout or default, clock=time.monotonic)
     while True:
-        stats.sample()
+        service.stats.sample()
+        if engine.is_alive and watch.is_stalled():
+            reason = f"the engine has hung: a step has made no progress for {watch.limit:g} s"
+            logger.critical(reason)
+            engine.give_up(reason)
+            service.hung.set()
         await asyncio.sleep(SAMPLE_SECONDS)

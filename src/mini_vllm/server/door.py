@@ -3,7 +3,7 @@
 Must not know HTTP.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 from mini_vllm.engine.choice import Vocabulary
@@ -46,6 +46,16 @@ class TextEngine(Protocol):
     @property
     def is_alive(self) -> bool:
         """Whether a request submitted now would be answered."""
+
+    @property
+    def counts_operations(self) -> bool:
+        """Whether `marker` moves within a step too."""
+
+    def marker(self) -> Hashable | None:
+        """Changes with any progress; None while nothing is being computed."""
+
+    def give_up(self, reason: str) -> None:
+        """Fail what runs and take nothing new: it was found to hang."""
 
     async def start(self) -> None:
         """Load the model and begin to work; once, further calls do nothing."""

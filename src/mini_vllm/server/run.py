@@ -23,9 +23,11 @@ from mini_vllm.server.access import read_keys, split_list
 from mini_vllm.server.app import create_app
 from mini_vllm.server.door import TextEngine
 from mini_vllm.server.lifecycle import Lifecycle
+from mini_vllm.server.service import Service
 
 SECONDS_TO_SAY_GOODBYE = 3.0  # between ending what still runs and closing the connections
 KEEP_ALIVE_SECONDS = 75
+HUNG_EXIT_CODE = 70
 BACKLOG = 2048
 
 
@@ -117,12 +119,24 @@ async def _serve(llm: TextEngine, config: ServerConfig, listener: socket.socket,
             timeout_graceful_shutdown=math.ceil(config.shutdown_timeout + SECONDS_TO_SAY_GOODBYE),
         )
     )
-    stopper.arm(server, app.state.service.lifecycle)
+    service: Service = app.state.service
+    stopper.arm(server, service.lifecycle)
+    leaving = asyncio.create_task(_leave_when_hung(service.hung))
     try:
         await server.serve(sockets=[listener])
     except OSError as error:
         raise _bind_error(error, config.host, listener.getsockname()[1]) from None
+    finally:
+        leaving.cancel()
     return 0
+
+
+async def _leave_when_hung(hung: asyncio.Event) -> None:
+    """A thread that hangs cannot be freed: end the process for its supervisor, once waiting clients have an error."""
+    await hung.wait()
+    await asyncio.sleep(SECONDS_TO_SAY_GOODBYE)
+    print("the engine has hung; leaving", file=sys.stderr, flush=True)
+    os._exit(HUNG_EXIT_CODE)
 
 
 class _Server(uvicorn.Server):

@@ -1,5 +1,6 @@
 """What the routes share: the engine, its names, and how a body is read. Built once per application."""
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -40,6 +41,8 @@ class Service:
     metrics: Metrics
     rates: RateLimits
     request_timeout: float | None = None  # seconds from the arrival of a request to its end
+    stall_timeout: float | None = None  # seconds without progress in a step that are a hang; None: as suits the engine
+    hung: asyncio.Event = field(default_factory=asyncio.Event)  # set when the engine was given up; nothing can free it
     created: int = field(default_factory=lambda: int(time.time()))
     wall_clock: Callable[[], float] = time.time
 
