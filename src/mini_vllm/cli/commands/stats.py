@@ -21,6 +21,9 @@ def command(
     watch: Annotated[
         float | None, typer.Option("--watch", "-w", envvar="MINI_VLLM_WATCH", help="repeat every so many seconds")
     ] = None,
+    api_key: Annotated[
+        str | None, typer.Option("--api-key", envvar="MINI_VLLM_API_KEY", help="key of a server that asks for one")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json/--text", envvar="MINI_VLLM_JSON", help="print one JSON object a line")
     ] = False,
@@ -29,7 +32,7 @@ def command(
     if watch is not None and not watch > 0:
         raise ConfigError(f"watch is {watch}; it must be a positive number of seconds", param="watch")
     while True:
-        stats = read_stats(url)
+        stats = read_stats(url, api_key=api_key)
         if as_json:
             write_json(stats)
         else:
@@ -39,14 +42,19 @@ def command(
         time.sleep(watch)
 
 
-def read_stats(url: str) -> dict[str, Any]:
-    """The server's figures (`ConfigError` when nobody answers there)."""
+def read_stats(url: str, *, api_key: str | None = None) -> dict[str, Any]:
+    """The server's figures (`ConfigError` when nobody answers there). Of several keys the first is sent."""
     address = url.rstrip("/") + "/stats"
     if not address.startswith(("http://", "https://")):
         raise ConfigError(f"url is {url!r}; it must begin with http:// or https://", param="url")
+    key = (api_key or "").split(",")[0].strip()
+    request = urllib.request.Request(address, headers={"authorization": f"Bearer {key}"} if key else {})
     try:
-        with urllib.request.urlopen(address, timeout=_SECONDS) as response:
+        with urllib.request.urlopen(request, timeout=_SECONDS) as response:
             stats = json.load(response)
+    except urllib.error.HTTPError as error:
+        remedy = "; give its key in MINI_VLLM_API_KEY" if error.code == 401 else ""
+        raise ConfigError(f"{address} answers {error.code} {error.reason}{remedy}") from None
     except (OSError, ValueError, urllib.error.URLError) as error:
         raise ConfigError(
             f"no mini-vLLM server answers at {address} ({error}); start one with `mini-vllm serve`"
