@@ -69,11 +69,12 @@ def commands() -> Iterator[str]:
     for name, summary in COMMANDS.items():
         command = typer.main.get_command(make_app([name])).commands[name]  # type: ignore[attr-defined]
         yield f"\n## mini-vllm {name}\n\n{summary}\n"
-        also = {shared[parameter.name] for parameter in command.params if parameter.name in shared}
+        takes = shared if any(parameter.name == "model" for parameter in command.params) else {}
+        also = {takes[parameter.name] for parameter in command.params if parameter.name in takes}
         links = {"settings": "[settings](settings.md)", "sampling parameters": "[sampling parameters](sampling.md)"}
         if also:
             yield f"Takes {' and '.join(links[kind] for kind in links if kind in also)}.\n"
-        own = [parameter for parameter in command.params if parameter.name not in shared]
+        own = [parameter for parameter in command.params if parameter.name not in takes]
         yield "| argument | meaning |\n| --- | --- |"
         for parameter in own:
             is_flag = parameter.param_type_name == "option"
