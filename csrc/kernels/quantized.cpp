@@ -166,7 +166,10 @@ void quantize_group(const float *x, int32_t format, int8_t *codes, float *scale,
     store_codes(codes + i, as_int(shifted) - 0x4b400000);
     sum += shifted - magic;
   }
-  int32_t total = int32_t(sum_lanes(sum));  // exact: at most 32 * 127
+  float exact = sum_lanes(sum);  // at most 32 * 127, or NaN if x has a NaN or an infinity; then the scale is NaN too
+  bool finite = exact == exact;
+  if (!finite) *scale = exact;
+  int32_t total = finite ? int32_t(exact) : 0;
   if (format == MV_Q4_1) {
     float shift = *scale * float(total);
     memcpy(term, &shift, 4);
