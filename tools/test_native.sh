@@ -83,7 +83,8 @@ asan() {
   has_sanitizer address || { skip asan "the compiler has no AddressSanitizer"; return; }
   local flags="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
   build asan -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS="$flags"
-  ASAN_OPTIONS=detect_stack_use_after_return=1:strict_init_order=1 UBSAN_OPTIONS=print_stacktrace=1 \
+  # Frames on the heap would be misaligned for AVX-512 vectors (GCC bug 110027).
+  ASAN_OPTIONS=detect_stack_use_after_return=0:strict_init_order=1 UBSAN_OPTIONS=print_stacktrace=1 \
     run asan -- --rounds 10
 }
 
