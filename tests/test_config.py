@@ -35,6 +35,12 @@ def test_what_only_looks_right_is_refused(junk):
         EngineConfig.from_options(**junk)
 
 
+def test_more_threads_than_make_sense_are_refused():
+    assert EngineConfig.from_options(threads=1024).model.threads == 1024
+    with pytest.raises(ConfigError, match="threads is 1000000; at most 1024"):
+        EngineConfig.from_options(threads=10**6)
+
+
 def test_paths_and_whole_shares_are_welcome():
     config = EngineConfig.from_options(model=Path("a") / "b", tokenizer=Path("c"), kv_cache_memory_share=1)
     assert (config.model.model, config.model.tokenizer) == (str(Path("a") / "b"), "c")

@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from mini_vllm.errors import ConfigError
 
+MAX_THREADS = 1024  # more only wait for each other, for minutes
 _KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "text", type(None): "None"}
 
 
@@ -150,6 +151,8 @@ class EngineConfig:
         _check_positive(self.cache, "block_size", "num_blocks")
         _check_positive(self.scheduler, "max_num_seqs", "max_num_batched_tokens", "prefill_chunk_size", "max_waiting")
         _check_positive(self.model, "max_model_len", "threads")
+        if self.model.threads is not None and self.model.threads > MAX_THREADS:
+            raise ConfigError(f"threads is {self.model.threads}; at most {MAX_THREADS} make sense", param="threads")
         if not 0.0 < self.cache.kv_cache_memory_share <= 1.0:
             raise ConfigError(
                 f"kv_cache_memory_share is {self.cache.kv_cache_memory_share}; it must lie in (0, 1]",
