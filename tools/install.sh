@@ -55,8 +55,8 @@ if [ ! -x "$venv/bin/python" ]; then
     "no Python 3.11 or newer found." \
     "Install one (Debian/Ubuntu: apt install python3 python3-venv; macOS: brew install python) or set PYTHON=/path/to/python3."
   echo "mini-vllm: making $venv with $("$python" --version)"
-  "$python" -m venv "$venv" || fail \
-    "could not make a virtual environment." "Debian/Ubuntu: apt install python3-venv; then run the command again."
+  "$python" -m venv "$venv" || { rm -rf "$venv"; fail \
+    "could not make a virtual environment." "Debian/Ubuntu: apt install python3-venv; then run the command again."; }
 fi
 
 extras=""
