@@ -92,7 +92,7 @@ wheel = zipfile.ZipFile(sys.argv[1])
 name = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
 for line in email.message_from_bytes(wheel.read(name)).get_all("Requires-Dist") or ():
     package = re.match(r"[A-Za-z0-9._-]+", line).group()
-    if "extra ==" not in line and package not in ("torch", "torchvision", "torchaudio", "triton"):
+    if "extra ==" not in line and package not in ("torch", "torchvision", "torchaudio", "torchcodec", "triton"):
         print(line)
 PY
   pip_into vllm -r "$wheels/requirements.txt" && pip_into vllm --no-deps "$wheels"/*.whl

@@ -84,7 +84,7 @@ def llama_bin() -> Path:
 
 def preloads(environment: Path) -> list[Path]:
     """Libraries that vLLM's CPU build is faster with: its OpenMP, and an allocator of the system's."""
-    candidates = [*sorted(environment.glob("lib/python*/site-packages/**/libiomp5.so"))[:1]]
+    candidates = [path for path in (environment / "lib" / "libiomp5.so",) if path.is_file()]
     for folder in ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64"):
         candidates += sorted(Path(folder).glob("libtcmalloc_minimal.so.4"))[:1]
     return candidates
