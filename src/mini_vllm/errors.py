@@ -23,6 +23,17 @@ import sys
 INSTALL_TORCH = f"{sys.executable or 'python'} -m pip install 'mini-vllm[torch]'"  # into the environment that runs
 
 
+MAX_MESSAGE = 2000  # characters; values out of broken files may have any length
+
+
+def _one_line(message: str) -> str:
+    """Values in a message may hold anything: line ends become spaces, what cannot be shown is escaped."""
+    line = " ".join(message.splitlines())
+    if not line.isprintable():
+        line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    return line if len(line) <= MAX_MESSAGE else line[:MAX_MESSAGE] + "…"
+
+
 class MiniVLLMError(Exception):
     """Base of all errors raised on purpose by this package."""
 
@@ -33,7 +44,7 @@ class UserError(MiniVLLMError):
     code: str | None = None
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(_one_line(message))
         self.param = param
         if code is not None:
             self.code = code
