@@ -8,7 +8,9 @@ from typer.testing import CliRunner
 from mini_vllm.cli import options as flags
 from mini_vllm.cli.app import COMMANDS, make_app
 from mini_vllm.config import EngineConfig, env_name, option_names
+from mini_vllm.errors import InvalidParameterError
 from mini_vllm.types import SamplingParams
+from mini_vllm.types.structured import StructuredOutputsParams
 
 SETTINGS = [entry for group in flags.ENGINE for entry in dataclasses.fields(flags.GROUPS[group])]
 
@@ -67,6 +69,17 @@ def given(*arguments: str, env: dict[str, str] | None = None) -> flags.Options:
     result = CliRunner().invoke(app, list(arguments), env=env)
     assert result.exit_code == 0, result.output
     return seen[0]
+
+
+def test_structured_outputs_are_a_json_object() -> None:
+    options = given("--structured-outputs", '{"choice": ["yes", "no"]}')
+    assert options.sampling_params().structured_outputs == StructuredOutputsParams(choice=("yes", "no"))
+
+
+@pytest.mark.parametrize("text", ["yes", "[1]", '{"colour": "red"}', "{}"])
+def test_structured_outputs_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(InvalidParameterError, match="structured"):
+        flags.PARSERS["structured_outputs"](text)
 
 
 def test_only_what_was_given_is_passed_on() -> None:

@@ -6,6 +6,7 @@ user gave and nothing else, so that defaults stay where they are defined. Must n
 
 import dataclasses
 import inspect
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import wraps
@@ -24,6 +25,7 @@ from mini_vllm.config import (
 )
 from mini_vllm.errors import InvalidParameterError
 from mini_vllm.types import SamplingParams
+from mini_vllm.types.structured import StructuredOutputsParams
 
 GROUPS: dict[str, Any] = {
     "model": ModelConfig,
@@ -66,6 +68,11 @@ SAMPLING: dict[str, SamplingFlag] = {
     "bad_token_ids": SamplingFlag("never sample these token ids; several times", list[int]),
     "logprobs": SamplingFlag("report this many alternatives with their log-probabilities", int),
     "prompt_logprobs": SamplingFlag("the same for the prompt's tokens", int),
+    "structured_outputs": SamplingFlag(
+        'constrain the output, such as {"regex": "[0-9]+"}; or json (a schema), json_object, choice, grammar',
+        str,
+        metavar="JSON",
+    ),
 }
 
 
@@ -121,7 +128,7 @@ def _sort(options: Options, values: dict[str, Any], groups: tuple[str, ...]) -> 
         if value is None or value == []:
             continue
         if name in SAMPLING and name not in _fields(groups):
-            options.sampling[name] = _biases(value) if name == "logit_bias" else value
+            options.sampling[name] = PARSERS[name](value) if name in PARSERS else value
         elif "server" in groups and name in _fields(("server",)):
             options.server[name] = value
         else:
@@ -194,3 +201,17 @@ def _biases(entries: list[str]) -> dict[int, float]:
                 f"logit_bias is {entry!r}; write ID=BIAS, such as 42=-100", param="logit_bias"
             ) from None
     return biases
+
+
+def _structured(text: str) -> StructuredOutputsParams:
+    try:
+        return StructuredOutputsParams(**json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise InvalidParameterError(
+            f"structured_outputs is {text!r:.100}: {error}; write a JSON object such as "
+            '{"regex": "[0-9]+"} or {"choice": ["yes", "no"]}',
+            param="structured_outputs",
+        ) from None
+
+
+PARSERS: dict[str, Callable[[Any], Any]] = {"logit_bias": _biases, "structured_outputs": _structured}

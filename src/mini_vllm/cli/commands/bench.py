@@ -15,14 +15,28 @@ from mini_vllm.errors import ConfigError
 def command(
     what: Annotated[str, typer.Argument(metavar="peers|neighbours|show", show_default=False)],
     record: Annotated[Path | None, typer.Argument(metavar="RECORD", show_default=False)] = None,
-    quick: Annotated[bool, typer.Option("--quick/--full", help="one round of each work, at most 25 minutes")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="write the record to this file")] = None,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick/--full", envvar="MINI_VLLM_QUICK", help="one round of each work, at most 25 minutes"),
+    ] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", envvar="MINI_VLLM_BENCH_JSON", help="write the record to this file")
+    ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", help="only these works, weights and peers, such as single,q4_1; may be repeated"),
+        typer.Option(
+            "--only",
+            envvar="MINI_VLLM_ONLY",
+            help="only these works, weights and peers, such as single,q4_1; may be repeated",
+        ),
     ] = None,
-    threads: Annotated[int | None, typer.Option("--threads", "-t", help="of every engine; default: our own")] = None,
-    rounds: Annotated[int, typer.Option("--rounds", help="pairs of each neighbours row")] = 10,
+    threads: Annotated[
+        int | None,
+        typer.Option("--threads", "-t", envvar="MINI_VLLM_THREADS", help="of every engine; default: our own"),
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option("--rounds", envvar="MINI_VLLM_ROUNDS", help="pairs of each neighbours row")
+    ] = 10,
 ) -> None:
     """Measure our engine against other engines, in turn, and against what this machine allows.
 
