@@ -13,6 +13,7 @@ from mini_vllm.kernels.native_abi import bind_library
 from mini_vllm.kernels.native_library import load_library
 from mini_vllm.sampling import logprobs, transforms
 from mini_vllm.sampling.native import NativeBackend
+from mini_vllm.sampling.sampler import NumpyBackend
 from mini_vllm.sampling.state import ROW_RECORD, SamplingState, SamplingStates
 from mini_vllm.types import Admission, SamplingParams
 
@@ -191,3 +192,27 @@ def test_drafts_are_seen_by_a_state_in_no_slot(native):
 
 def test_records_have_the_size_of_the_struct():
     assert ROW_RECORD.itemsize == 8 * 10 + 4 * 16
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, {}, {"top_k": 5}, {"top_p": 0.8}, {"logit_bias": {3: 9.0}}])
+def test_grammar_bits_mean_the_same_to_both(native, params):
+    rng = np.random.default_rng(3)
+    vocab, limit, num_rows = 1000, 971, 12
+    logits = rng.normal(0, 3, (num_rows, vocab)).astype(np.float32)
+    states = SamplingStates(limit=limit)
+    for slot in range(num_rows):
+        states.admit(slot, Admission(slot, (1,), SamplingParams(**params), (), (), slot))
+    slots = np.arange(num_rows, dtype=np.int32)
+    bits = [rng.integers(0, 2**32, 31, dtype=np.uint64).astype(np.uint32) for _ in range(num_rows)]
+    bits[0] = None
+    bits[1][:] = 0
+    bits[1][limit // 32] = 1 << (limit % 32 - 1)  # the last token that may be chosen at all
+    bits[2][:] = 0xFFFFFFFF
+    bits[3][5:] = 0
+    chosen = native.choose(logits, slots, states, slots, slots, grammars=bits)
+    assert chosen == NumpyBackend().choose(logits, slots, states, slots, slots, grammars=bits)
+    assert chosen[1] == limit - 1 and chosen[3] < 160
+    for row, token in zip(bits[1:], chosen[1:]):
+        assert row[token // 32] >> (token % 32) & 1
+    for row in range(num_rows):
+        assert native.choose_one(logits, row, states[row], row, grammar=bits[row]) == chosen[row]

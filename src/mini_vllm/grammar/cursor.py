@@ -69,12 +69,20 @@ class Cursor:
             self._matcher.rollback(num_taken)
         self._check()
 
-    def accept(self, token_ids: Iterable[int]) -> None:
-        """Move past these tokens. One that the grammar does not allow here sets `error`."""
+    def accept(self, token_ids: Iterable[int]) -> int:
+        """Move past these tokens, until the text is complete; how many of them belong to it.
+
+        One that the grammar does not allow sets `error`.
+        """
+        num_taken = 0
         for token_id in token_ids:
+            if self.is_complete:
+                break
+            num_taken += 1
             if self.error is None and not self._matcher.consume_token(token_id):
                 self.error = one_line(self._matcher.get_error()) or f"token {token_id} does not fit the grammar"
         self._check()
+        return num_taken
 
     def _check(self) -> None:
         if self.error is None and self._matcher.is_error():

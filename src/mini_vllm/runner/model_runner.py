@@ -148,6 +148,12 @@ class ModelRunner:
 
 
 def _follow(cursor: Cursor, output: SequenceOutput) -> SequenceOutput:
-    """Move the cursor past the tokens that stand."""
-    cursor.accept(output.token_ids)
-    return replace(output, complete=cursor.is_complete, error=cursor.error)
+    """Move the cursor past the tokens that stand. What drafts brought beyond the end of the text is dropped."""
+    count = cursor.accept(output.token_ids)
+    return replace(
+        output,
+        token_ids=output.token_ids[:count],
+        logprobs=output.logprobs[:count],
+        complete=bool(count) and cursor.is_complete,
+        error=cursor.error,
+    )
