@@ -56,7 +56,8 @@ def test_the_default_file_in_each_dtype(checkpoint, documents):
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["q8_0", "q4_0"])
 def test_other_block_formats(form, checkpoint, documents):
-    requantised = Requantised(checkpoint, form)
+    """Quantised from the default file's weights; Q4_0 keeps its table in Q8_0, as files of that name do."""
+    requantised = Requantised(checkpoint, form, keep=("model.embed_tokens.weight",))
     reference = compile_program(requantised, "float32", "f32", MAX_LEN)
     [loss] = measure(reference, {form: compile_program(requantised, "auto", form, MAX_LEN)}, documents).values()
     check_quantised(loss)
