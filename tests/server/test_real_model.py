@@ -1,5 +1,6 @@
 """The default model behind the server: what is true with a parrot is true with a model."""
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from pydantic import BaseModel
 from server.rig import Rig, listening
 
 from mini_vllm.engine.async_llm import AsyncLLM
@@ -70,3 +72,46 @@ def test_a_client_that_leaves_frees_the_model(model: Rig) -> None:
     with httpx.stream("POST", model.url + "/v1/completions", json=body) as response:
         next(response.iter_lines())
     model.wait_until(within=2.0, active_requests=0, kv_blocks_used=0)
+
+
+class Person(BaseModel):
+    """What the model is to fill in."""
+
+    name: str
+    age: int
+    likes: list[str]
+
+
+def test_it_fills_in_schemas_and_calls_tools(model: Rig) -> None:
+    with openai.OpenAI(base_url=model.url + "/v1", api_key="none", max_retries=0) as client:
+        messages = [{"role": "user", "content": "Bob is 30 and likes tea and chess. Answer in JSON."}]
+        asked = {"model": NAME, "temperature": 0, "max_tokens": 80}
+        parsed = client.chat.completions.parse(messages=messages, response_format=Person, **asked).choices[0]
+        assert (parsed.finish_reason, parsed.message.parsed.name, parsed.message.parsed.age) == ("stop", "Bob", 30)
+
+        schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+        function = {"name": "get_weather", "description": "The weather in a city.", "parameters": schema}
+        messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+        tools = {"tools": [{"type": "function", "function": function}], "parallel_tool_calls": False}
+        for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
+            called = client.chat.completions.create(messages=messages, tool_choice=choice, **tools, **asked).choices[0]
+            [call] = called.message.tool_calls
+            assert (called.finish_reason, call.function.name) == ("tool_calls", "get_weather")
+            assert json.loads(call.function.arguments) == {"city": "Paris"}
+
+
+def test_structured_answers_are_the_same_alone_in_a_batch_and_streamed(model: Rig) -> None:
+    schema = {"type": "object", "properties": {"word": {"type": "string", "maxLength": 12}, "n": {"type": "integer"}}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": {**schema, "required": ["word", "n"]}}}
+
+    def ask(number: int) -> tuple[str, str]:
+        held = {"response_format": wanted} if number % 2 else {}
+        asked = {"temperature": 0.7, "seed": number, "max_tokens": 30, **held}
+        choice = model.chat(f"Say a word and the number {number}, in JSON.", **asked)["choices"][0]
+        return choice["message"]["content"], choice["finish_reason"]
+
+    alone = [ask(number) for number in range(4)]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(ask, range(8)))[:4] == alone
+    for content, finish in alone[1::2]:
+        assert finish == "length" or list(json.loads(content)) == ["word", "n"]
