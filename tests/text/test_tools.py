@@ -272,3 +272,20 @@ def test_the_format_is_chosen_by_the_template() -> None:
     assert choose_format("{{ '<|python_tag|>' }}").name == "llama3_json"
     assert choose_format("{{ messages }}").name == "hermes"
     assert choose_format("{{ '<tool_call>' }}", name="json").name == "json"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "schema"),
+    [
+        (None, {"type": "object", "properties": {}}),
+        ({}, {"type": "object", "properties": {}}),
+        ({"properties": {"a": {}}}, {"type": "object", "properties": {"a": {}}}),
+        ({"$ref": "#/$defs/x"}, {"$ref": "#/$defs/x"}),
+    ],
+)
+def test_forced_arguments_are_objects(parameters, schema) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    calls = FORMATS["hermes"].force([tool], at_most=1)
+    assert json.loads(calls.tools[0].schema) == schema
+    assert calls.tools[0].before == '<tool_call>\n{"name": "f", "arguments": '
+    assert calls.at_most == 1 and FORMATS["hermes"].force([tool], at_most=None).at_most == 16

@@ -10,6 +10,8 @@ from mini_vllm.types import CallableTool, CallsGrammar
 
 MAX_CALLS = 16  # in one answer, where the number is not the model's to choose freely
 
+_KINDS = frozenset({"type", "$ref", "anyOf", "oneOf", "allOf"})  # keywords that say what a value is
+
 Tool = Mapping[str, Any]  # {"type": "function", "function": {"name": …, "description": …, "parameters": schema}}
 
 
@@ -48,7 +50,9 @@ class ToolFormat(ABC):
         return self.begin + self.between.join(self.before + text + self.after for text in objects) + self.end
 
     def _callable(self, function: Mapping[str, Any]) -> CallableTool:
-        schema = function.get("parameters") or {"type": "object", "properties": {}}
+        schema = function.get("parameters") or {"properties": {}}
+        if not schema.keys() & _KINDS:
+            schema = {"type": "object", **schema}
         return CallableTool(
             before=self.before + self._opening(function["name"]),
             schema=json.dumps(schema, ensure_ascii=False),
