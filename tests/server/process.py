@@ -31,12 +31,22 @@ class SlowToLoad:
         await asyncio.sleep(self._seconds)
 
 
-def main(host: str, port: str, timeout: str, loading: str, stall: str = "") -> int:
-    """Serve until a signal; what the command line does with errors. STALL: hang in each step, and notice after this."""
+def main(host: str, port: str, timeout: str, loading: str, *more: str) -> int:
+    """Serve until a signal; what the command line does with errors.
+
+    `more`: hang in each step, and notice after this many seconds; certificate file; its key's.
+    """
+    stall, certificate, key = (*more, "", "", "")[:3]
     executor, llm = make_llm(delay=0.02, max_model_len=4096, num_blocks=1024)
     executor.hang = threading.Event() if stall else None
-    stall_timeout = float(stall) if stall else None
-    config = ServerConfig(host=host, port=int(port), shutdown_timeout=float(timeout), stall_timeout=stall_timeout)
+    config = ServerConfig(
+        host=host,
+        port=int(port),
+        shutdown_timeout=float(timeout),
+        stall_timeout=float(stall) if stall else None,
+        ssl_certfile=certificate or None,
+        ssl_keyfile=key or None,
+    )
     try:
         return serve(SlowToLoad(llm, float(loading)), config, model_names=(MODEL,))
     except UserError as error:

@@ -25,12 +25,18 @@ TESTS = Path(__file__).parent.parent
 
 @contextmanager
 def process(
-    *, host: str = "127.0.0.1", port: int = 0, timeout: float = 5, loading: float = 0, stall: str = ""
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    timeout: float = 5,
+    loading: float = 0,
+    stall: str = "",
+    tls: tuple[str, str] = ("", ""),
 ) -> Iterator:
     """A server process, killed at the end if it still runs."""
     environment = {**os.environ, "PYTHONPATH": f"{TESTS.parent / 'src'}{os.pathsep}{TESTS}", "PYTHONWARNINGS": "error"}
     running = subprocess.Popen(
-        [sys.executable, "-m", "server.process", host, str(port), str(timeout), str(loading), stall],
+        [sys.executable, "-m", "server.process", host, str(port), str(timeout), str(loading), stall, *tls],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -46,7 +52,7 @@ def process(
 def url_of(running) -> str:
     """The URL that it prints when it is ready."""
     for line in running.stdout:
-        if found := re.search(r"http://\S+", line):
+        if found := re.search(r"https?://\S+", line):
             return found.group()
     raise AssertionError(f"no URL: {running.stderr.read()}")
 

@@ -17,7 +17,7 @@ from mini_vllm.server.access import WS_KEY_PREFIX, WS_PROTOCOL
 
 @contextmanager
 def opened(rig: Rig, path: str = "/ws/generate", **options: Any) -> Iterator[ClientConnection]:
-    with connect(rig.url.replace("http", "ws") + path, open_timeout=10, **options) as socket:
+    with connect(rig.url.replace("http", "ws") + path, open_timeout=10, close_timeout=1, **options) as socket:
         yield socket
 
 
