@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 MODEL ?= smollm2-135m
 ARGS ?=
 TEST_ARGS ?=
+WORKERS ?= 2
 SOURCES := pyproject.toml $(filter-out csrc/tests csrc/tests/%,$(wildcard csrc/* csrc/*/*))
 
 .PHONY: help serve test test-native test-all test-fast check format docs peers clean
@@ -17,7 +18,7 @@ serve: $(VENV)/.installed ## install what is missing, get the default model, ser
 	@$(BIN)/mini-vllm serve --model $(MODEL) $(ARGS)
 
 test: $(VENV)/.installed-test ## run the whole test suite (installs torch and transformers as references)
-	@$(BIN)/python -m pytest $(TEST_ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) $(TEST_ARGS)
 
 test-native: ## run the C++ tests of the native library: plainly, sanitized, on emulated processors
 	@tools/test_native.sh
@@ -26,7 +27,7 @@ test-all: test test-native ## both, and a short run beside two other engines whe
 	@if $(BIN)/mini-vllm bench --help 2>/dev/null | grep -q -- --smoke; then $(BIN)/mini-vllm bench peers --smoke; fi
 
 test-fast: $(VENV)/.installed-test ## the quick part of the test suite, under a minute
-	@$(BIN)/python -m pytest -m "not slow" $(TEST_ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(TEST_ARGS)
 
 check: $(VENV)/.installed-test ## format, lint, imports, types, sizes, generated docs
 	@$(BIN)/ruff format --check .

@@ -11,3 +11,31 @@ def default_model() -> Path:
     from mini_vllm import weights
 
     return weights.resolve("smollm2-135m")
+
+
+# Left out of `make test-fast`: they start processes, wait for clocks, or try thousands of inputs.
+SLOW_MODULES = {
+    "cli/test_process.py",
+    "engine/test_default_model.py",
+    "engine/test_threads.py",
+    "invariance/test_mixes.py",
+    "server/test_access.py",
+    "server/test_cancel.py",
+    "server/test_errors.py",
+    "server/test_load.py",
+    "server/test_metrics.py",
+    "server/test_process.py",
+    "server/test_sockets.py",
+    "server/test_stall.py",
+    "server/test_structured.py",
+    "server/test_tools.py",
+    "weights/test_gguf_broken.py",
+    "weights/test_sources.py",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the modules that `make test-fast` leaves out."""
+    for item in items:
+        if item.path.relative_to(Path(__file__).parent).as_posix() in SLOW_MODULES:
+            item.add_marker(pytest.mark.slow)
