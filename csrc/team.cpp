@@ -21,6 +21,14 @@ inline void pause() {
 #endif
 }
 
+// Orders a store before a later load of another variable. The sequentially consistent operations around it say the same,
+// but emulators of arm64 (qemu-user on x86, seen) translate them one by one and lose it: a sleeper was never woken.
+inline void full_fence() {
+#if !defined(__SANITIZE_THREAD__)  // which does not know fences
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+}
+
 }  // namespace
 
 Team::Team(int threads) : ranges_(size_t(std::max(1, threads))) {
@@ -117,6 +125,7 @@ void Team::advance() {
 
 void Team::announce(uint32_t phase) {
   phase_.store(phase, std::memory_order_seq_cst);
+  full_fence();
   if (sleepers_.load(std::memory_order_seq_cst) == 0) return;
   std::lock_guard<std::mutex> lock(mutex_);
   wake_.notify_all();
@@ -130,6 +139,7 @@ uint32_t Team::wait_beyond(uint32_t phase, int spins) {
   }
   std::unique_lock<std::mutex> lock(mutex_);
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  full_fence();
   wake_.wait(lock, [&] { return phase_.load(std::memory_order_seq_cst) != phase; });
   sleepers_.fetch_sub(1, std::memory_order_relaxed);
   return phase_.load(std::memory_order_acquire);

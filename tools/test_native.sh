@@ -66,7 +66,7 @@ run() {
   done
   shift
   say "running $kind"
-  "${wrapper[@]}" "build/native-$kind/mini_vllm_tests" "$@"
+  timeout 900 "${wrapper[@]}" "build/native-$kind/mini_vllm_tests" "$@"  # a hang is a failure, not a wait
 }
 
 # Can the compiler link with this sanitizer?
