@@ -1,6 +1,8 @@
 """An engine without weights for these tests: a scripted executor under the real scheduler, cache and front end."""
 
+import asyncio
 import itertools
+import time
 from collections.abc import Callable, Sequence
 
 from mini_vllm.config import EngineConfig
@@ -72,6 +74,26 @@ def saying(*texts: Sequence[int], then: int = ord(".")) -> Script:
 def counting(admission: Admission, known: Sequence[int]) -> int:
     """Digits of the position, so that a lost or repeated token shows; the choice's noise key sets the first."""
     return ord("0") + (admission.noise_key + len(known)) % 10
+
+
+class SlowExecutor(ScriptedExecutor):
+    """A step takes a while, so that what happens beside it can be seen."""
+
+    def __init__(self, script: Script = counting, *, seconds: float = 0.002) -> None:
+        super().__init__(script)
+        self.seconds = seconds
+
+    def run(self, plan: StepPlan) -> StepResult:
+        time.sleep(self.seconds)
+        return super().run(plan)
+
+
+async def eventually(condition: Callable[[], object], seconds: float = 5.0) -> None:
+    """Wait for a condition, or fail."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        await asyncio.sleep(0.001)
 
 
 def make_engine(

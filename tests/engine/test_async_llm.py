@@ -4,20 +4,13 @@ import asyncio
 import contextlib
 import random
 import threading
-import time
 
 import pytest
-from engine.parts import ScriptedExecutor, counting, make_engine, saying
+from engine.parts import SlowExecutor, counting, eventually, make_engine, saying
 
 from mini_vllm import LLM, AsyncLLM, SamplingParams
 from mini_vllm.errors import ContextLengthError, EngineDeadError, EngineStepError, InvalidParameterError
 from mini_vllm.testing import ByteTokenizer
-
-
-class SlowExecutor(ScriptedExecutor):
-    def run(self, plan):
-        time.sleep(0.002)
-        return super().run(plan)
 
 
 def with_llm(use, script=counting, **options):
@@ -32,13 +25,6 @@ def with_llm(use, script=counting, **options):
             assert not llm.is_alive
 
     asyncio.run(main())
-
-
-async def eventually(condition, seconds=5.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        await asyncio.sleep(0.001)
 
 
 async def collect(llm, prompt, params, **options):

@@ -7,34 +7,15 @@ import threading
 import time
 
 import pytest
-from engine.parts import ScriptedExecutor, counting, make_engine
+from engine.parts import ScriptedExecutor, SlowExecutor, counting, eventually, make_engine
 
 from mini_vllm.engine.client import MAX_PENDING, ThreadClient
 from mini_vllm.errors import ContextLengthError, EngineBusyError, EngineDeadError, InvalidParameterError
 from mini_vllm.types import SamplingParams
 
 
-class SlowExecutor(ScriptedExecutor):
-    """A step takes a while, so that what happens beside it can be seen."""
-
-    def __init__(self, seconds=0.002):
-        super().__init__(counting)
-        self.seconds = seconds
-
-    def run(self, plan):
-        time.sleep(self.seconds)
-        return super().run(plan)
-
-
 def requests_of(engine, prompt="ab", **params):
     return engine.frontend.prepare(prompt, SamplingParams(**{"temperature": 0.0, **params})).requests
-
-
-async def eventually(condition, seconds=5.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        await asyncio.sleep(0.001)
 
 
 def with_client(use, **options):
@@ -108,7 +89,7 @@ def test_abort_ends_the_stream_with_reason_abort():
         reasons = [delta.finish_reason async for delta in stream]
         assert reasons[-1] == "abort" and len(reasons) < 200
 
-    with_client(use, executor=SlowExecutor(0.01))
+    with_client(use, executor=SlowExecutor(seconds=0.01))
 
 
 @pytest.mark.parametrize("way", ["aclose", "break", "cancel", "drop"])
@@ -136,7 +117,7 @@ def test_can_01_a_reader_that_leaves_frees_its_blocks_within_a_step(way):
         assert stats.blocks_used == 0 and stats.finished_abort == 1
         assert stats.steps - steps <= 4  # those that ran while the abort was on its way, and the one that obeyed it
 
-    with_client(use, executor=SlowExecutor(0.01), enable_prefix_caching=False)
+    with_client(use, executor=SlowExecutor(seconds=0.01), enable_prefix_caching=False)
 
 
 async def _read(stream):
@@ -279,7 +260,7 @@ def test_a_refused_submission_stays_refused_when_what_was_queued_of_it_ends_befo
 
 
 def test_streams_of_two_asyncio_loops_share_the_engine():
-    engine = make_engine(executor=SlowExecutor(0.001))
+    engine = make_engine(executor=SlowExecutor(seconds=0.001))
     client = ThreadClient(engine.core)
     found = {}
 
@@ -297,7 +278,7 @@ def test_streams_of_two_asyncio_loops_share_the_engine():
 
 
 def test_a_stream_whose_loop_is_closed_is_aborted():
-    engine = make_engine(executor=SlowExecutor(0.01))
+    engine = make_engine(executor=SlowExecutor(seconds=0.01))
     client = ThreadClient(engine.core)
     kept = []
 
