@@ -17,7 +17,7 @@ extern "C" {
 #endif
 
 // Changes whenever a struct or a signature below does; the Python binding refuses another number.
-#define MV_ABI_VERSION 3
+#define MV_ABI_VERSION 4
 
 enum mv_format { MV_F32 = 0, MV_F16 = 1, MV_BF16 = 2, MV_Q8_0 = 3, MV_Q4_0 = 4, MV_Q4_1 = 5, MV_NUM_FORMATS };
 
@@ -119,6 +119,10 @@ MV_EXPORT int64_t mv_store_bytes(const mv_store *store);
 
 MV_EXPORT mv_team *mv_team_create(int32_t threads);  // NULL when the system refuses memory or threads
 MV_EXPORT void mv_team_destroy(mv_team *team);
+// A number that changes with every op that the team begins. May be read from any thread at any time.
+MV_EXPORT uint32_t mv_team_progress(const mv_team *team);
+// From now on adds the wall time of every op, in nanoseconds, to ns[its enum mv_op_kind]; NULL: stops. Not during a run.
+MV_EXPORT void mv_team_profile(mv_team *team, int64_t *ns);
 
 // Ops and what they point to must outlive the program; isa is one that mv_isa_supported accepts. NULL on
 // failure: no memory, or an op that kernels cannot run (heads larger than 1024, or other heads than the store's).

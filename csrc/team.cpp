@@ -2,6 +2,9 @@
 #include "team.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
 #include <exception>
 
 #include "control_word.h"
@@ -29,9 +32,18 @@ inline void full_fence() {
 #endif
 }
 
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+bool asked_for_static_split() {
+  const char *value = std::getenv("MINI_VLLM_SPLIT");
+  return value && !std::strcmp(value, "static");
+}
+
 }  // namespace
 
-Team::Team(int threads) : ranges_(size_t(std::max(1, threads))) {
+Team::Team(int threads) : ranges_(size_t(std::max(1, threads))), static_(asked_for_static_split()) {
   try {
     workers_.reserve(ranges_.size());
     for (int t = 1; t < this->threads(); t++) workers_.emplace_back([this, t] { serve(t); });
@@ -75,7 +87,8 @@ void Team::serve(int thread) {
 // Own range first, then the others', from the next thread on.
 void Team::work(uint32_t phase, int thread) {
   int64_t done = 0;
-  for (int i = 0; i < threads(); i++) done += claim_and_run(phase, ranges_[size_t((thread + i) % threads())], thread);
+  int reach = static_ ? 1 : threads();
+  for (int i = 0; i < reach; i++) done += claim_and_run(phase, ranges_[size_t((thread + i) % threads())], thread);
   if (done > 0 && units_left_.fetch_sub(done, std::memory_order_acq_rel) == done) advance();
 }
 
@@ -98,6 +111,7 @@ int64_t Team::claim_and_run(uint32_t phase, Range &range, int thread) {
 // Called by the one thread that finished an op, or by run(): no claim is outstanding.
 void Team::advance() {
   int64_t units = 0;
+  if (profile_) record_time();
   while (units == 0 && ++op_ < job_.num_ops) {
     const mv_op &op = job_.ops[op_];
     units = job_.table->kernels[op.kind].units(op, *job_.step);
@@ -110,7 +124,7 @@ void Team::advance() {
     return;
   }
   int64_t grain = job_.table->kernels[job_.ops[op_].kind].grain, share = (units + threads() - 1) / threads();
-  int64_t chunk = (share + CHUNKS - 1) / CHUNKS;
+  int64_t chunk = static_ ? share : (share + CHUNKS - 1) / CHUNKS;
   chunk_.store((chunk + grain - 1) / grain * grain, std::memory_order_relaxed);
   units_left_.store(units, std::memory_order_relaxed);
   int64_t begin = 0;
@@ -121,6 +135,13 @@ void Team::advance() {
     begin = end;
   }
   announce(phase);
+}
+
+// The time since the last call belongs to the op that has just ended.
+void Team::record_time() {
+  int64_t now = now_ns();
+  if (op_ >= 0) profile_[job_.ops[op_].kind] += now - op_began_;
+  op_began_ = now;
 }
 
 void Team::announce(uint32_t phase) {
@@ -155,3 +176,5 @@ extern "C" mv_team *mv_team_create(int32_t threads) {
   }
 }
 extern "C" void mv_team_destroy(mv_team *team) { delete team; }
+extern "C" uint32_t mv_team_progress(const mv_team *team) { return team->team.progress(); }
+extern "C" void mv_team_profile(mv_team *team, int64_t *ns) { team->team.profile(ns); }

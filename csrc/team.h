@@ -7,6 +7,8 @@
 // The op is over when all units are done (not when all threads have arrived): whoever finishes the last unit sets up the
 // next op and announces it as a new phase. A claim is one compare-and-swap on (phase, units left), so a thread that still
 // believes in an old phase cannot take anything.
+//
+// MINI_VLLM_SPLIT=static in the environment turns the claiming off: what a plain split would do, to compare with.
 #ifndef MINI_VLLM_TEAM_H
 #define MINI_VLLM_TEAM_H
 
@@ -41,6 +43,8 @@ class Team {
   int threads() const { return int(ranges_.size()); }
   // Runs the job on the calling thread and the others; returns when all of it is done.
   void run(const Job &job);
+  uint32_t progress() const { return phase_.load(std::memory_order_relaxed); }
+  void profile(int64_t *ns) { profile_ = ns; }
 
  private:
   struct alignas(64) Range {
@@ -55,6 +59,7 @@ class Team {
   void advance();
   void announce(uint32_t phase);
   uint32_t wait_beyond(uint32_t phase, int spins);
+  void record_time();
 
   std::vector<Range> ranges_;
   alignas(64) std::atomic<uint32_t> phase_{0};
@@ -65,6 +70,9 @@ class Team {
   std::atomic<uint32_t> last_phase_{0};                 // of the newest finished job
   Job job_{};
   int32_t op_ = -1;
+  const bool static_;           // every thread does its own range in one piece, for comparison
+  int64_t *profile_ = nullptr;  // nanoseconds by kind of op, when someone asks
+  int64_t op_began_ = 0;        // ns; touched by the one thread that advances
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<std::thread> workers_;

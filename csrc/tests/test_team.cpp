@@ -1,6 +1,7 @@
 // Threads that claim work from each other: nothing is lost, done twice, or waited for in vain.
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <thread>
 
 #include "check.h"
@@ -79,6 +80,31 @@ MV_TEST(programs_share_a_team) {
     caller.join();
     if (!check_run(model.program, step, mirror)) return;
   }
+}
+
+// The counter moves with every op, times go to the kinds that ran, and a plain split gives the same bits.
+MV_TEST(progress_times_and_plain_split) {
+  Random random(context.seed);
+  const ModelShape shape = {false, true, MV_F16, MV_F32, 2, 20, 2, 1, 8, 30, 40, 0, 0};
+  const Weights weights(random, shape);
+  const Batch batch(random, {30, 7, 1}, 4, 40);
+  const Step step = batch.step({{0, 0, 30}, {1, 0, 7}, {2, 0, 1}});
+  setenv("MINI_VLLM_SPLIT", "static", 1);
+  const TeamHandle split(3);
+  unsetenv("MINI_VLLM_SPLIT");
+  Model model(weights, context.isa, split, batch, {38, 3, 38, 40, MODEL_POSITIONS});
+  Mirror mirror(model.store.shape);
+  const uint32_t before = mv_team_progress(split.team);
+  int64_t ns[MV_NUM_OPS] = {};
+  mv_team_profile(split.team, ns);
+  if (!MV_CHECK_EQUAL(model.program.run(step), MV_OK) || !check_run(model.program, step, mirror)) return;
+  mv_team_profile(split.team, nullptr);
+  MV_CHECK(mv_team_progress(split.team) - before >= 2 * 6);  // two layers of at least six ops
+  MV_CHECK(ns[MV_EMBED] > 0 && ns[MV_LINEAR] > 0 && ns[MV_ATTEND] > 0);
+  MV_CHECK_EQUAL(ns[MV_EMBED_POSITIONS], 0);
+  const int64_t linear = ns[MV_LINEAR];
+  if (!MV_CHECK_EQUAL(model.program.run(step), MV_OK) || !check_run(model.program, step, mirror)) return;
+  MV_CHECK_EQUAL(ns[MV_LINEAR], linear);
 }
 
 }  // namespace mvt

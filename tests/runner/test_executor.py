@@ -152,3 +152,34 @@ def test_auto_takes_the_native_library_on_a_cpu_and_torch_on_a_gpu():
     assert chosen(executor="torch") == "torch"
     other = TinyCheckpoint(model_type="gpt_neox")
     assert choose_executor(EngineConfig.from_options(model="tiny").model, other) == "hf"
+
+
+def test_progress_moves_with_every_op(executor):
+    driver = drive(executor)
+    driver.add(0, PROMPT)
+    before = executor.progress()
+    driver.generate(0, 1, 10**9)
+    assert executor.progress() - before > 2 * executor.info.num_layers
+    assert executor.progress() == executor.progress()
+
+
+def test_progress_of_the_torch_executor_moves_with_every_layer():
+    executor = load(executor="torch")
+    driver = drive(executor)
+    driver.add(0, PROMPT)
+    before = executor.progress()
+    driver.generate(0, 1, 10**9)
+    assert executor.progress() - before == executor.info.num_layers
+
+
+def test_team_times_add_up_by_kind_of_op(executor):
+    team = executor.runner._program._team
+    assert team.times() == {}
+    team.profile()
+    driver = drive(executor)
+    driver.add(0, PROMPT)
+    driver.generate(0, 2, 10**9)
+    times = team.times()
+    assert {"embed", "linear", "attend", "rope_store"} <= set(times) and "layer_norm" not in times
+    assert 0 < sum(times.values()) < 10
+    assert team.times() == {}

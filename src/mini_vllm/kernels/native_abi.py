@@ -4,7 +4,7 @@ Must not know models or the op table's meaning; `native` and `native_record` use
 """
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_uint32, c_void_p
 from enum import IntEnum
 
 from mini_vllm.errors import MissingDependencyError
@@ -31,6 +31,10 @@ class OpKind(IntEnum):
     GELU = 12
     TAKE_ROWS = 13
     QUANTIZE = 14
+
+
+ATTEND_COMBINE = 9
+OP_NAMES = tuple("attend_combine" if k == ATTEND_COMBINE else OpKind(k).name.lower() for k in range(15))
 
 
 class RowKind(IntEnum):
@@ -149,6 +153,8 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "mv_store_bytes": (c_int64, (POINTER(Store),)),
     "mv_team_create": (c_void_p, (c_int32,)),
     "mv_team_destroy": (None, (c_void_p,)),
+    "mv_team_progress": (c_uint32, (c_void_p,)),
+    "mv_team_profile": (None, (c_void_p, c_void_p)),
     "mv_program_create": (
         c_void_p,
         (

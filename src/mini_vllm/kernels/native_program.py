@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from mini_vllm.errors import ConfigError
 from mini_vllm.kernels.inputs import Int32Array, StepInputs
-from mini_vllm.kernels.native_abi import STATUS_TEXT, Limits, Op, OpKind, RowKind, Step
+from mini_vllm.kernels.native_abi import OP_NAMES, STATUS_TEXT, Limits, Op, OpKind, RowKind, Step
 from mini_vllm.kernels.native_memory import Memory, NativeStore
 from mini_vllm.kernels.native_record import (
     Activation,
@@ -28,10 +28,25 @@ class Team:
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         self.threads = threads
+        self._library = library
+        self._times: npt.NDArray[np.int64] | None = None
         self.handle: int = library.mv_team_create(threads)
         if not self.handle:
             raise ConfigError(f"cannot start {threads} threads: the system refuses them; ask for fewer with --threads")
         weakref.finalize(self, library.mv_team_destroy, self.handle).atexit = False
+
+    def profile(self) -> None:
+        """Add up the wall time of each kind of op from now on. Costs some tens of nanoseconds an op."""
+        self._times = np.zeros(len(OP_NAMES), np.int64)
+        self._library.mv_team_profile(self.handle, self._times.ctypes.data)
+
+    def times(self) -> dict[str, float]:
+        """Seconds by kind of op, such as "linear" and "attend", since `profile` or the last call of this."""
+        if self._times is None:
+            return {}
+        seconds = {name: ns * 1e-9 for name, ns in zip(OP_NAMES, self._times.tolist(), strict=True) if ns}
+        self._times[:] = 0
+        return seconds
 
 
 class NativeProgram:
@@ -52,6 +67,7 @@ class NativeProgram:
     ) -> None:
         max_tokens, max_seqs, self._max_logit_rows = limits
         self._library = library
+        self._team = team
         recording = RecordingOps()
         hidden = model.hidden(recording, step_context())
         head = RecordingOps(first_index=recording.next_index)
@@ -115,6 +131,10 @@ class NativeProgram:
             return self._logit_rows[start:stop]
         self._check(self._library.mv_program_logits(self._handle, start, stop - start))
         return self._logit_rows[: stop - start]
+
+    def progress(self) -> int:
+        """See `Program.progress`."""
+        return int(self._library.mv_team_progress(self._team.handle))
 
     def _check(self, status: int) -> None:
         if status:

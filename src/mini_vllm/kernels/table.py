@@ -142,6 +142,9 @@ class Program(Protocol):
     def max_logit_rows(self) -> int:
         """How many rows one call of logits may ask for."""
 
+    def progress(self) -> int:
+        """A number that changes with every op, or every layer, of a running step. May be called from any thread."""
+
 
 class Device(Protocol):
     """One implementation of the op table: makes weights, KV stores and programs. Registered in kernels.registry."""

@@ -37,13 +37,14 @@ class TorchRope:
     sin: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TorchKVStore:
     """K and V per layer, each [num_blocks, block_size, num_kv_heads, head_dim]."""
 
     shape: KVShape
     keys: tuple[torch.Tensor, ...]
     values: tuple[torch.Tensor, ...]
+    num_writes: int = 0  # calls of write since the store was made
 
     @classmethod
     def empty(cls, shape: KVShape, device: torch.device) -> "TorchKVStore":
@@ -57,6 +58,7 @@ class TorchKVStore:
 
     def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store rows key, value [T, num_kv_heads, head_dim] at flat slots [T], rounded to the store's format."""
+        self.num_writes += 1
         for pool, rows in ((self.keys[layer], key), (self.values[layer], value)):
             pool.flatten(0, 1)[slots] = rows.to(pool.dtype)
 
@@ -252,6 +254,10 @@ class TorchProgram:
     def max_logit_rows(self) -> int:
         """How many rows one call of logits may ask for."""
         return self._max_logit_rows
+
+    def progress(self) -> int:
+        """See `Program.progress`: one per layer."""
+        return self._store.num_writes
 
     def run(self, inputs: StepInputs) -> npt.NDArray[np.float32]:
         """See `Program.run`."""

@@ -78,6 +78,10 @@ class FallbackProgram:
         """How many rows one call of logits may ask for."""
         return self._max_logit_rows
 
+    def progress(self) -> int:
+        """See `Program.progress`: one per layer."""
+        return self._store.num_writes
+
     def run(self, inputs: StepInputs) -> npt.NDArray[np.float32]:
         """See `Program.run`."""
         with torch.inference_mode():

@@ -30,6 +30,10 @@ class LocalExecutor:
         outputs = self.runner.run(plan)
         return StepResult(step_id=plan.step_id, outputs=outputs, seconds=self.clock() - begin)
 
+    def progress(self) -> int:
+        """A number that changes with every op, or every layer, of a running step. May be called from any thread."""
+        return self.runner.progress()
+
     def reset(self) -> None:
         """Forget every sequence, as after construction. Weights and KV memory stay."""
         self.runner.clear()

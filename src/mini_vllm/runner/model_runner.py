@@ -64,6 +64,10 @@ class ModelRunner:
         readings = self._read(layout, self._grammar_bits(plan.chunks, layout))
         return tuple(self._outputs(plan.chunks, layout, readings, hidden))
 
+    def progress(self) -> int:
+        """Changes while a step is being computed; may be called from any thread."""
+        return self._program.progress()
+
     def clear(self) -> None:
         """Forget every sequence."""
         self.rows.clear()
