@@ -112,11 +112,11 @@ def test_torch_gives_the_same_tokens(form, tolerance):
 def test_hidden_states_come_from_the_model(executor):
     executor.reset()
     ids = tuple(PROMPT[:5])
-    admission = Admission(0, ids, SamplingParams(), (), (), 0)
+    admission = Admission(0, ids, SamplingParams(), (), (), 0, "mean")
     outputs = executor.run(StepPlan(7, (Chunk(0, 0, ids, 0, (3,), Outputs.HIDDEN, False),), (admission,)))
     assert outputs.step_id == 7
     assert outputs.seconds > 0
-    assert np.array(outputs.outputs[0].hidden).shape == (5, 64)
+    assert np.array(outputs.outputs[0].hidden).shape == (64,)
 
 
 def test_description_and_numbers():

@@ -1,5 +1,7 @@
 """The runner on a toy program: every way to compute a sequence gives the same tokens and logprobs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from runner.toy import VOCAB, Driver, expected_greedy, logits_of
@@ -136,17 +138,21 @@ def test_lgp_09_recomputed_prompt_logprobs_are_the_same():
     assert len(reports[0]) == len(PROMPT) - 1
 
 
-def test_hidden_states_of_every_token():
+@pytest.mark.parametrize(("pooling", "position"), [("mean", (len(PROMPT) - 1) / 2), ("last", len(PROMPT) - 1)])
+@pytest.mark.parametrize("most", [1, 5, len(PROMPT)])
+def test_hidden_states_become_one_vector_however_the_prompt_is_cut(pooling, position, most):
     driver = Driver()
-    driver.add(0, PROMPT, max_tokens=0)
+    driver.add(0, PROMPT, max_tokens=0, pooling=pooling)
     driver.add(1, PROMPT[:2], temperature=0)
-    chunk = driver.chunk(0)
-    hidden_chunk = type(chunk)(0, 0, chunk.token_ids, 0, chunk.new_block_ids, Outputs.HIDDEN, False)
-    outputs = driver.step(hidden_chunk, driver.chunk(1))
-    assert [int(vector[1]) for vector in outputs[0].hidden] == list(range(len(PROMPT)))
-    assert outputs[0].token_ids == ()
-    assert list(outputs[1].token_ids) == expected_greedy(PROMPT[:2], 1)
-    assert outputs[1].hidden == ()
+    for _ in range(2):  # the second time after an eviction
+        for start in range(0, len(PROMPT), most):
+            ends = start + most >= len(PROMPT)
+            chunk = driver.chunk(0, most, Outputs.HIDDEN if pooling == "mean" or ends else Outputs.NONE)
+            outputs = driver.step(replace(chunk, samples=False), driver.chunk(1))
+            assert outputs[1].hidden == () and outputs[1].token_ids
+            assert ends or 0 not in outputs or outputs[0].hidden == ()
+        assert outputs[0].hidden[1] == position and outputs[0].token_ids == ()
+        driver.evict(0)
 
 
 def test_chunks_that_ask_for_nothing_give_nothing():

@@ -79,8 +79,8 @@ class Driver:
         self.released = []
         self.step_id = 0
 
-    def add(self, seq_id, prompt, *, key=1, eos=(), stop=(), **params):
-        admission = Admission(seq_id, tuple(prompt), SamplingParams(**params), tuple(eos), tuple(stop), key)
+    def add(self, seq_id, prompt, *, key=1, eos=(), stop=(), pooling=None, **params):
+        admission = Admission(seq_id, tuple(prompt), SamplingParams(**params), tuple(eos), tuple(stop), key, pooling)
         self.admitted.append(admission)
         self.sequences[seq_id] = {
             "tokens": list(prompt), "prompt": len(prompt), "computed": 0, "blocks": [], "params": admission.params,

@@ -66,11 +66,14 @@ class Parrot:
                 end = chunk.start + len(chunk.token_ids)
                 targets = admission.prompt_token_ids[chunk.start + 1 : end + 1]
                 prompt = tuple(self._score(token_id, params.prompt_logprobs) for token_id in targets)
+            vector = ()
+            if chunk.outputs is Outputs.HIDDEN and chunk.start + len(chunk.token_ids) == len(known):
+                vector = tuple(float(i) for i in (*known[:1], *known[-1:], len(known)))
             sampled = (self._next(admission, known),) if chunk.samples else ()
             known.extend(sampled)
             wanted = () if params.logprobs is None else tuple(self._score(i, params.logprobs) for i in sampled)
-            if sampled or prompt:
-                outputs.append(SequenceOutput(chunk.seq_id, sampled, wanted, prompt))
+            if sampled or prompt or vector:
+                outputs.append(SequenceOutput(chunk.seq_id, sampled, wanted, prompt, hidden=vector))
         return StepResult(plan.step_id, tuple(outputs))
 
     def reset(self) -> None:

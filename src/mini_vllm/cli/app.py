@@ -27,6 +27,7 @@ COMMANDS = {
     "chat": "Talk with a model, several turns, streaming.",
     "generate": "Complete one prompt.",
     "batch": "Run many prompts at once, from a JSON, JSONL or text file.",
+    "embed": "Turn a text into a vector.",
     "serve": "Start the OpenAI-compatible HTTP server.",
     "inspect": "Show what a model is, what it needs and what fits, without loading it.",
     "tokenize": "Show a text's token ids and pieces, and whether it survives the round trip.",

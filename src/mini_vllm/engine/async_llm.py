@@ -9,18 +9,21 @@ import itertools
 import os
 import weakref
 from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mini_vllm.config import EngineConfig
 from mini_vllm.engine.assembly import Engine, load_engine
 from mini_vllm.engine.choice import Vocabulary
 from mini_vllm.engine.client import Observer, ThreadClient
+from mini_vllm.engine.embedding import check_dimensions, embed, fit_vector
 from mini_vllm.engine.frontend import ChatRenderer, Prompt, check_params
 from mini_vllm.engine.outputs import OutputCollector
-from mini_vllm.engine.stream import Asked, TextStream
+from mini_vllm.engine.stream import Asked, TextStream, is_long
 from mini_vllm.errors import EngineDeadError, EngineStepError, InvalidParameterError
 from mini_vllm.text.tools import ToolFormat, choose_format
-from mini_vllm.types import EngineStats, RequestOutput, SamplingParams
+from mini_vllm.types import Embedding, EngineStats, Pooling, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from mini_vllm.models import ModelInfo
@@ -233,6 +236,25 @@ class AsyncLLM:
                 collector = collector or self.engine.collector(stream.prepared)
                 collector.add(delta)
                 yield collector.snapshot()
+
+    async def embed(
+        self,
+        prompt: Prompt,
+        *,
+        pooling: Pooling = "mean",
+        dimensions: int | None = None,
+        normalize: bool = True,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> Embedding:
+        """A prompt as one vector [H]; see `LLM.embed`. Cancelling it aborts."""
+        check_dimensions(dimensions, self.engine)
+        prepare = partial(
+            self.engine.frontend.embedding_request, prompt, pooling=pooling, priority=priority, cache_salt=cache_salt
+        )
+        request = await asyncio.to_thread(prepare) if is_long(prompt) else prepare()
+        found = await embed(self.client, request)
+        return replace(found, vector=fit_vector(found.vector, dimensions, normalize=normalize))
 
     def abort(self, request_id: str) -> None:
         """End a request of this id within a step; its choices end with finish_reason "abort". Unknown: ignored."""

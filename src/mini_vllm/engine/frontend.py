@@ -10,14 +10,14 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from mini_vllm.engine.choice import ChoiceText, Vocabulary
 from mini_vllm.errors import ChatTemplateError, ContextLengthError, InvalidParameterError
 from mini_vllm.grammar import GrammarCompiler
 from mini_vllm.sampling import derive_noise_key
 from mini_vllm.text.tools import ToolFormat
-from mini_vllm.types import Request, SamplingParams
+from mini_vllm.types import Pooling, Request, SamplingParams
 
 Prompt = str | Sequence[int] | Mapping[str, Any]  # text, token ids, {"prompt": text} or {"prompt_token_ids": ids}
 PROMPT_KEYS = ("prompt", "prompt_token_ids")
@@ -123,6 +123,34 @@ class Frontend:
         )
         text = prompt if isinstance(prompt, str) else None
         return PreparedRequest(request_id, text, prompt_ids, params, requests, stop_texts)
+
+    def embedding_request(
+        self,
+        prompt: Prompt,
+        *,
+        pooling: Pooling,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> Request:
+        """The engine request for a prompt's vector. `InvalidParameterError` or `ContextLengthError` as for text."""
+        if pooling not in get_args(Pooling):
+            raise InvalidParameterError(f"pooling is {pooling!r:.100}; it must be mean or last", param="pooling")
+        prompt_ids = self.tokenize(plain_prompt(prompt))
+        self._resolve_max_tokens(len(prompt_ids), 0)
+        serial = next(self._serial)
+        request_id = f"embedding-{serial}" if request_id is None else request_id
+        return Request(
+            request_id=f"{request_id}/0#{serial}",
+            parent_id=request_id,
+            prompt_token_ids=prompt_ids,
+            params=SamplingParams(max_tokens=0),
+            max_tokens=0,
+            priority=priority,
+            arrival=self._clock(),
+            cache_salt=cache_salt,
+            pooling=pooling,
+        )
 
     def choices(self, prepared: PreparedRequest) -> dict[str, ChoiceText]:
         """By engine id, the text side of every choice."""

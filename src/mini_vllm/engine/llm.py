@@ -4,26 +4,26 @@ Must not know about asyncio or HTTP.
 """
 
 import os
-import sys
 import threading
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import replace
 from numbers import Number
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mini_vllm.config import EngineConfig
 from mini_vllm.engine.assembly import Engine, load_engine
-from mini_vllm.engine.choice import ChoiceText, Vocabulary
-from mini_vllm.engine.frontend import PreparedRequest, Prompt, check_params
-from mini_vllm.engine.outputs import OutputCollector
-from mini_vllm.errors import EngineBusyError, EngineDeadError, EngineStepError, InvalidParameterError, UserError
-from mini_vllm.types import EngineStats, Request, RequestOutput, SamplingParams, TokenDelta, TokenLogprobs
+from mini_vllm.engine.batch import Batch, EmbeddingBatch, GenerationBatch
+from mini_vllm.engine.choice import Vocabulary
+from mini_vllm.engine.embedding import check_dimensions, fit_vector
+from mini_vllm.engine.frontend import Prompt, check_params
+from mini_vllm.errors import EngineDeadError, InvalidParameterError, UserError
+from mini_vllm.types import Embedding, EngineStats, Pooling, RequestOutput, SamplingParams, TokenLogprobs
 
 if TYPE_CHECKING:
     from mini_vllm.models import ModelInfo
 
 Message = Mapping[str, Any]
+R = TypeVar("R")
 
 
 class LLM:
@@ -70,7 +70,7 @@ class LLM:
         listed = list_prompts(prompts)
         chosen = self._params_for(len(listed), sampling_params)
         prepared = [self.engine.frontend.prepare(prompt, params) for prompt, params in zip(listed, chosen)]
-        return self._run(prepared, report=use_tqdm)
+        return self._run(GenerationBatch(self.engine, prepared, report=use_tqdm))
 
     def chat(
         self,
@@ -99,6 +99,24 @@ class LLM:
         """
         params = SamplingParams(max_tokens=0, prompt_logprobs=top)
         return [output.prompt_logprobs or [None] for output in self.generate(prompts, params, use_tqdm=use_tqdm)]
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Pooling = "mean",
+        dimensions: int | None = None,
+        normalize: bool = True,
+    ) -> list[Embedding]:
+        """Each prompt as one vector [H]: its hidden states after the final norm, their mean or the last token's.
+
+        `dimensions` keeps the first so many numbers; `normalize` then gives the vector length 1.
+        """
+        frontend = self.engine.frontend
+        requests = [frontend.embedding_request(prompt, pooling=pooling) for prompt in list_prompts(prompts)]
+        check_dimensions(dimensions, self.engine)
+        found = self._run(EmbeddingBatch(self.engine.core, requests))
+        return [replace(each, vector=fit_vector(each.vector, dimensions, normalize=normalize)) for each in found]
 
     @property
     def tokenizer(self) -> Vocabulary:
@@ -148,11 +166,10 @@ class LLM:
             )
         return listed
 
-    def _run(self, prepared: list[PreparedRequest], *, report: bool) -> list[RequestOutput]:
+    def _run(self, batch: Batch[R]) -> list[R]:
         with self._turn:
             if not self._is_open:
                 raise EngineDeadError("this LLM was closed; make a new one")
-            batch = _Batch(self.engine, prepared, report=report)
             try:
                 batch.run()
             except UserError:
@@ -164,89 +181,6 @@ class LLM:
                 self.engine.core.reset("interrupted")
                 raise
             return batch.results()
-
-
-@dataclass(slots=True)
-class _Choice:
-    collector: OutputCollector
-    text: ChoiceText
-
-
-class _Batch:
-    """The requests of one call, from admission to their outputs."""
-
-    def __init__(self, engine: Engine, prepared: list[PreparedRequest], *, report: bool) -> None:
-        self._core = engine.core
-        self._waiting = deque(request for item in prepared for request in item.requests)
-        self._collectors = [engine.collector(item) for item in prepared]
-        self._choices: dict[str, _Choice] = {}
-        for item, collector in zip(prepared, self._collectors):
-            for request_id, text in engine.frontend.choices(item).items():
-                self._choices[request_id] = _Choice(collector, text)
-        self._progress = _Progress(len(self._choices)) if report else None
-
-    def run(self) -> None:
-        """Step until every choice has ended."""
-        while self._waiting or self._core.has_work():
-            self._feed()
-            for delta in self._core.advance():
-                self._take(delta)
-        if self._progress is not None:
-            self._progress.close()
-
-    def results(self) -> list[RequestOutput]:
-        """The outputs, in the order of the prompts."""
-        return [collector.result() for collector in self._collectors]
-
-    def abort(self) -> None:
-        """End what is running."""
-        for request_id in self._choices:
-            self._core.abort(request_id)
-        while self._core.has_work():
-            self._core.advance()
-
-    def _feed(self) -> None:
-        while self._waiting:
-            request: Request = self._waiting[0]
-            try:
-                self._core.add(request)
-            except EngineBusyError:
-                if not self._core.has_work():
-                    raise
-                return
-            self._waiting.popleft()
-
-    def _take(self, token_delta: TokenDelta) -> None:
-        if token_delta.error is not None:
-            raise EngineStepError(token_delta.error)
-        choice = self._choices[token_delta.request_id]
-        delta = choice.text.push(token_delta)
-        if delta is None:
-            return
-        if choice.text.must_abort:
-            self._core.abort(token_delta.request_id, reason="stop")
-        choice.collector.add(delta)
-        if self._progress is not None:
-            self._progress.add(len(delta.token_ids), ended=choice.text.finished)
-
-
-class _Progress:
-    """One line on standard error, rewritten as choices end."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._ended = 0
-        self._num_tokens = 0
-
-    def add(self, num_tokens: int, *, ended: bool) -> None:
-        self._num_tokens += num_tokens
-        if ended:
-            self._ended += 1
-            sys.stderr.write(f"\r{self._ended}/{self._total} done, {self._num_tokens} tokens")
-            sys.stderr.flush()
-
-    def close(self) -> None:
-        sys.stderr.write("\n")
 
 
 def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -129,11 +129,12 @@ class TextStream:
             priority=self._asked.priority,
             cache_salt=self._asked.cache_salt,
         )
-        if _is_long(self._asked.prompt) or self._asked.params.structured_outputs is not None:
+        if is_long(self._asked.prompt) or self._asked.params.structured_outputs is not None:
             return await asyncio.to_thread(prepare)
         return prepare()
 
 
-def _is_long(prompt: Prompt) -> bool:
+def is_long(prompt: Prompt) -> bool:
+    """Whether preparing a prompt is work."""
     parts = prompt.values() if isinstance(prompt, Mapping) else (prompt,)
     return any(isinstance(part, Sized) and len(part) > LONG_PROMPT for part in parts)

@@ -159,8 +159,10 @@ class _OutputRows:
         if chunk.outputs == Outputs.ALL:
             targets = row.prompt_token_ids[chunk.start + 1 : chunk.start + length + 1]
         if chunk.outputs == Outputs.HIDDEN:
-            self._hidden[len(self._num_samples)] = (begin, begin + length)
-            self.wanted += range(first, first + length)
+            assert row.pool is not None, f"sequence {chunk.seq_id} has no pooling"
+            num_rows = row.pool.num_rows(length)
+            self._hidden[len(self._num_samples)] = (begin, begin + num_rows)
+            self.wanted += range(first + length - num_rows, first + length)
         else:
             self.wanted += range(first, first + len(targets))
             self.wanted += range(first + length - num_samples, first + length)

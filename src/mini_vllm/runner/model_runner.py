@@ -124,15 +124,17 @@ class ModelRunner:
             if not num_samples and not num_scores and index not in layout.hidden:
                 continue
             tokens, reports = self._accept(chunk, row, readings, slice(sampled, sampled + num_samples))
-            vectors: tuple[tuple[float, ...], ...] = ()
-            if index in layout.hidden:
-                vectors = tuple(map(tuple, hidden[slice(*layout.hidden[index])].tolist()))
+            vector: tuple[float, ...] = ()
+            if index in layout.hidden and row.pool is not None:
+                row.pool.add(chunk.start, hidden[slice(*layout.hidden[index])])
+                if chunk.start + len(chunk.token_ids) == len(row.prompt_token_ids):
+                    vector = row.pool.result()
             output = SequenceOutput(
                 seq_id=chunk.seq_id,
                 token_ids=tokens,
                 logprobs=reports,
                 prompt_logprobs=tuple(readings.scores[scored : scored + num_scores]),
-                hidden=vectors,
+                hidden=vector,
             )
             yield output if row.cursor is None else _follow(row.cursor, output)
             sampled += num_samples

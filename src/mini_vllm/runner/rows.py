@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mini_vllm.grammar import Cursor, GrammarCompiler
+from mini_vllm.runner.pooling import Pool
 from mini_vllm.sampling import SamplingStates
 from mini_vllm.types import Admission, Chunk, StepPlan
 
@@ -26,6 +27,7 @@ class Row:
     penalised: bool
     cursor: Cursor | None = None  # where it is in its grammar
     num_blocks: int = 0
+    pool: Pool | None = None
 
 
 class RowTable:
@@ -80,6 +82,7 @@ class RowTable:
             prompt_token_ids=admission.prompt_token_ids,
             num_prompt_logprobs=admission.params.prompt_logprobs or 0,
             penalised=state.penalised,
+            pool=None if admission.pooling is None else Pool(admission.pooling),
         )
         if admission.params.structured_outputs is not None:
             assert self._grammars is not None, "a request with a grammar reached a runner without a compiler"

@@ -88,7 +88,9 @@ class Sequence:
 
     @property
     def num_reusable(self) -> int:
-        """Tokens that may come from the prefix cache: never the last, never one that must still be scored."""
+        """Tokens that may come from the prefix cache: never the last, never one that must still be scored or pooled."""
+        if self.request.pooling == "mean":
+            return 0
         return len(self.prompt_logprobs) if self.num_unscored else len(self.token_ids) - 1
 
     def chunk(self, num_tokens: int, num_drafts: int, block_ids: tuple[int, ...]) -> Chunk:
@@ -101,6 +103,8 @@ class Sequence:
         outputs = Outputs.LAST if samples else Outputs.NONE
         if self.scores_prompt and self.num_unscored and min(end, self.num_prompt - 1) > len(self.prompt_logprobs):
             outputs = Outputs.ALL
+        elif self.request.pooling == "mean" or (self.request.pooling == "last" and end == self.num_prompt):
+            outputs = Outputs.HIDDEN
         return Chunk(self.seq_id, start, token_ids, num_drafts, block_ids, outputs, samples)
 
     def advance(self, chunk: Chunk, output: SequenceOutput | None, *, now: float = 0.0) -> TokenDelta | None:
@@ -112,7 +116,8 @@ class Sequence:
             if not self.is_score_only or self.num_owed:
                 return None
             self.finish_reason = "length"
-            return self._delta((), (), None, first=True, now=now)
+            delta = self._delta((), (), None, first=True, now=now)
+            return delta if output is None or not output.hidden else replace(delta, embedding=output.hidden)
         assert output is not None and output.token_ids, f"sequence {self.seq_id} was to be sampled and was not"
         num_known = len(self.token_ids)
         stop_token_id = self._append(output.token_ids)

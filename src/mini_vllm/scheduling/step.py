@@ -39,6 +39,7 @@ class PlanDraft:
                 eos_token_ids=request.eos_token_ids,
                 stop_token_ids=request.stop_token_ids,
                 noise_key=request.noise_key,
+                pooling=request.pooling,
             )
         )
 

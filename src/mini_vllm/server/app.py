@@ -18,7 +18,7 @@ from mini_vllm.server.lifecycle import Lifecycle
 from mini_vllm.server.limits import RateLimits
 from mini_vllm.server.middleware import BodyLimit, RateGate, RequestBoundary
 from mini_vllm.server.prompts import PromptReader
-from mini_vllm.server.routes import chat, completions, generate, health, models, page, sockets, text
+from mini_vllm.server.routes import chat, completions, embeddings, generate, health, models, page, sockets, text
 from mini_vllm.server.routes import metrics as metrics_routes
 from mini_vllm.server.service import Service
 from mini_vllm.server.stats import StatsView, process_memory
@@ -74,7 +74,7 @@ def create_app(
     app.add_middleware(KeyCheck, keys=keys)
     _guard_places(app, config)
     app.add_middleware(RequestBoundary, count=metrics.count_answer)
-    for module in (completions, chat, generate, text, models, health, metrics_routes, sockets):
+    for module in (completions, chat, embeddings, generate, text, models, health, metrics_routes, sockets):
         app.include_router(module.router(service))
     app.include_router(page.router())
     return app

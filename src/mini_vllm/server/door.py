@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from mini_vllm.engine.choice import Vocabulary
 from mini_vllm.text.tools import ToolFormat
-from mini_vllm.types import EngineStats, SamplingParams, TextDelta, TokenDelta
+from mini_vllm.types import Embedding, EngineStats, Pooling, SamplingParams, TextDelta, TokenDelta
 
 
 class DeltaStream(Protocol):
@@ -70,6 +70,18 @@ class TextEngine(Protocol):
         self, prompt: Sequence[int], params: SamplingParams, *, request_id: str, priority: int = 0, cache_salt: str = ""
     ) -> DeltaStream:
         """All choices of a prompt, interleaved."""
+
+    async def embed(
+        self,
+        prompt: Sequence[int],
+        *,
+        pooling: Pooling,
+        dimensions: int | None,
+        normalize: bool,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> Embedding:
+        """A prompt as one vector. Cancelling it ends the work."""
 
     def observe(self, observer: Callable[[Sequence[TokenDelta]], object]) -> None:
         """Call this with the token deltas of every step from now on, on whichever thread makes them."""

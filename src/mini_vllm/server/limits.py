@@ -3,11 +3,14 @@
 import asyncio
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from mini_vllm.server.errors import RequestRefused
+
+R = TypeVar("R")
 
 MAX_CLIENTS = 10_000  # remembered; the longest idle is forgotten first
 RETRY_SECONDS = 0.05  # a request whose time is up is aborted again until it has ended
@@ -55,6 +58,16 @@ class Terms:
 
     deadline: Deadline | None = None
     charge: Callable[[int], object] = lambda num_tokens: None  # told of every token, read or written
+
+    async def in_time(self, work: Awaitable[R]) -> R:
+        """The result of `work`, which is cancelled when the time is up."""
+        if self.deadline is None:
+            return await work
+        try:
+            async with asyncio.timeout_at(self.deadline.time) as limit:
+                return await work
+        except TimeoutError:
+            raise self.deadline.error if limit.expired() else TimeoutError from None
 
     @contextmanager
     def enforced(self, abort: Callable[[], None]) -> Iterator["Watch"]:

@@ -9,6 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from mini_vllm.server.protocol.chat import ChatRequest, ChatResponse
 from mini_vllm.server.protocol.common import ErrorResponse
 from mini_vllm.server.protocol.completions import CompletionRequest, CompletionResponse
+from mini_vllm.server.protocol.embeddings import EmbeddingRequest, EmbeddingResponse
 from mini_vllm.server.protocol.generate import EVENTS, GenerateRequest
 from mini_vllm.server.protocol.models import Health, MetricsPage, ModelCard, ModelList, Stats, Version
 from mini_vllm.server.protocol.text import (
@@ -29,6 +30,8 @@ _TYPES = (
     CompletionResponse,
     DetokenizeRequest,
     DetokenizeResponse,
+    EmbeddingRequest,
+    EmbeddingResponse,
     ErrorResponse,
     GenerateRequest,
     *EVENTS,

@@ -26,10 +26,10 @@ class PromptReader:
         self._longest: int | None = None
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="prompts")
 
-    async def read(self, prompt: str | Sequence[Any] | None, *, n: int) -> list[PreparedPrompt]:
-        """Each prompt of a completion, to be answered n times, as token ids."""
+    async def read(self, prompt: str | Sequence[Any] | None, *, n: int, name: str = "prompt") -> list[PreparedPrompt]:
+        """Each prompt of the request field `name`, to be answered n times, as token ids."""
         return await self.off_loop(
-            lambda: [self._read(each) for each in split_prompt(prompt, n=n)], size=prompt_size(prompt)
+            lambda: [self._read(each) for each in split_prompt(prompt, n=n, name=name)], size=prompt_size(prompt)
         )
 
     async def read_chat(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> PreparedPrompt:

@@ -20,6 +20,7 @@ from mini_vllm.server.lifecycle import Lifecycle
 from mini_vllm.server.limits import RateLimits, Terms, first_deadline
 from mini_vllm.server.prompts import PromptReader
 from mini_vllm.server.protocol.common import GenerationRequest
+from mini_vllm.server.protocol.embeddings import EmbeddingRequest
 from mini_vllm.server.protocol.reading import BodyReader
 from mini_vllm.server.stats import StatsView
 from mini_vllm.server.translate.answer import Head, TokenTexts
@@ -57,7 +58,9 @@ class Service:
         """Id, time and model of a new answer."""
         return Head(f"{prefix}-{secrets.token_hex(12)}", int(self.wall_clock()), self.model_names[0])
 
-    def terms(self, connection: HTTPConnection, body: GenerationRequest, *, arrival: float | None = None) -> Terms:
+    def terms(
+        self, connection: HTTPConnection, body: GenerationRequest | EmbeddingRequest, *, arrival: float | None = None
+    ) -> Terms:
         """What a request of this connection is held to. It has arrived with the connection, unless told otherwise."""
         state = connection.state
         return Terms(

@@ -146,6 +146,7 @@ class FakeExecutor:
             token_ids=tuple(token_ids),
             logprobs=() if row.admission.params.logprobs is None else tuple(logprobs),
             prompt_logprobs=self._prompt_logprobs(chunk, digests) if chunk.outputs is Outputs.ALL else (),
+            hidden=self._hidden(chunk, digests),
             next_drafts=self._guess(digests[first + len(token_ids) - 1], row) if token_ids else (),
         )
 
@@ -153,6 +154,11 @@ class FakeExecutor:
         prompt = self.rows[chunk.seq_id].admission.prompt_token_ids
         following = prompt[chunk.start + 1 : chunk.start + 1 + len(digests)]
         return tuple(_logprobs(prefix, token_id) for prefix, token_id in zip(digests, following, strict=False))
+
+    def _hidden(self, chunk: Chunk, digests: list[int]) -> tuple[float, ...]:
+        """The digest of the whole prompt, as a vector of one number, once all of it was seen."""
+        ends = chunk.start + len(chunk.token_ids) == len(self.rows[chunk.seq_id].admission.prompt_token_ids)
+        return (float(digests[-1] % 1000),) if chunk.outputs is Outputs.HIDDEN and ends else ()
 
     def _guess(self, prefix: int, row: _Row) -> tuple[int, ...]:
         """The true continuation, spoiled at a place that depends on it."""

@@ -6,9 +6,10 @@ tokens come up (`TokenDelta`), text comes out (`TextDelta`). All are msgspec-enc
 
 from mini_vllm.types.params import SamplingParams
 from mini_vllm.types.plan import Admission, Chunk, Outputs, StepPlan
-from mini_vllm.types.requests import FinishReason, Request
+from mini_vllm.types.requests import FinishReason, Pooling, Request
 from mini_vllm.types.results import (
     CompletionOutput,
+    Embedding,
     RequestMetrics,
     RequestOutput,
     SequenceOutput,
@@ -26,9 +27,11 @@ __all__ = [
     "CallsGrammar",
     "Chunk",
     "CompletionOutput",
+    "Embedding",
     "EngineStats",
     "FinishReason",
     "Outputs",
+    "Pooling",
     "Request",
     "RequestMetrics",
     "RequestOutput",

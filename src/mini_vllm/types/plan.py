@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from mini_vllm.types.params import SamplingParams
+from mini_vllm.types.requests import Pooling
 
 
 class Outputs(IntEnum):
@@ -12,7 +13,7 @@ class Outputs(IntEnum):
     NONE = 0  # the prompt is still being read
     LAST = 1  # sample after the last token (with drafts: after each of them too)
     ALL = 2  # prompt logprobs for every token of the chunk, and a sample if it ends the known tokens
-    HIDDEN = 3  # final hidden states (embeddings)
+    HIDDEN = 3  # final hidden states, pooled over the prompt (embeddings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class Admission:
     eos_token_ids: tuple[int, ...]  # masked until min_tokens, with stop_token_ids
     stop_token_ids: tuple[int, ...]
     noise_key: int
+    pooling: Pooling | None = None  # of chunks that ask for Outputs.HIDDEN
 
 
 @dataclass(frozen=True, slots=True)

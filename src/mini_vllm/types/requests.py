@@ -6,6 +6,7 @@ from typing import Literal
 from mini_vllm.types.params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+Pooling = Literal["mean", "last"]  # how the hidden states of a prompt become one vector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,3 +30,4 @@ class Request:
     priority: int = 0  # lower runs first
     arrival: float = 0.0  # seconds on the engine's clock
     cache_salt: str = ""  # prefix blocks are shared only between requests of equal salt
+    pooling: Pooling | None = None  # with max_tokens 0: give the prompt's hidden state as one vector

@@ -25,7 +25,7 @@ class SequenceOutput:
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token id, if asked for
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # Outputs.ALL: of prompt positions start+1 … start+len(chunk)
     next_drafts: tuple[int, ...] = ()
-    hidden: tuple[tuple[float, ...], ...] = ()  # Outputs.HIDDEN: one vector per token of the chunk
+    hidden: tuple[float, ...] = ()  # Outputs.HIDDEN: the pooled vector [H], once the chunk ends the prompt
     complete: bool = False  # the last token completes the grammar and nothing may follow: the sequence stops
     error: str | None = None  # this sequence cannot go on; the others can
 
@@ -70,6 +70,7 @@ class TokenDelta:
     time: float = 0.0  # when the tokens were committed, on the engine's clock
     num_preemptions: int = 0  # so far
     metrics: RequestMetrics | None = None  # with the first token, and with the last delta
+    embedding: tuple[float, ...] = ()  # of a request with a pooling, in its only delta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +108,15 @@ class CompletionOutput:
     stop_reason: str | int | None = None
 
 
+@dataclass(slots=True, kw_only=True)
+class Embedding:
+    """A prompt as one vector."""
+
+    prompt_token_ids: list[int]
+    vector: list[float]
+    num_cached_tokens: int = 0
+
+
 @dataclass(slots=True)
 class RequestOutput:
     """A prompt with its completions, as vLLM names it."""
@@ -123,6 +133,7 @@ class RequestOutput:
 
 __all__ = [
     "CompletionOutput",
+    "Embedding",
     "RequestMetrics",
     "RequestOutput",
     "SequenceOutput",

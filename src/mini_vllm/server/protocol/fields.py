@@ -39,5 +39,10 @@ CHAT_REJECTED: dict[str, str] = {
     "thinking_token_budget": "not supported yet",
 }
 
+EMBEDDINGS_IGNORED: dict[str, str] = {"user": SHARED_IGNORED["user"]}
+EMBEDDINGS_REJECTED: dict[str, str] = {
+    "truncate_prompt_tokens": SHARED_REJECTED["truncate_prompt_tokens"],
+}
+
 COMPLETIONS_IGNORED = SHARED_IGNORED
 COMPLETIONS_REJECTED = SHARED_REJECTED

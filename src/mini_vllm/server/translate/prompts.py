@@ -10,25 +10,26 @@ MAX_SEQUENCES = 4096  # prompts times choices of one request
 Prompt: TypeAlias = str | tuple[int, ...]
 
 
-def split_prompt(prompt: str | Sequence[Any] | None, *, n: int) -> list[Prompt]:
-    """One entry per prompt, each to be answered n times. Whether token ids exist is checked later."""
+def split_prompt(prompt: str | Sequence[Any] | None, *, n: int, name: str = "prompt") -> list[Prompt]:
+    """One entry per prompt, each to be answered n times. Whether token ids exist is checked later.
+
+    `name`: of the field that holds them.
+    """
     if prompt is None:
-        raise InvalidParameterError("prompt is required", param="prompt")
+        raise InvalidParameterError(f"{name} is required", param=name)
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
-        raise InvalidParameterError("prompt is empty; give at least one", param="prompt")
+        raise InvalidParameterError(f"{name} is empty; give at least one", param=name)
     kinds = {type(entry) for entry in prompt}
     if len(kinds) != 1:
-        raise InvalidParameterError(
-            "prompt mixes kinds; it must be strings, token ids, or lists of ids", param="prompt"
-        )
+        raise InvalidParameterError(f"{name} mixes kinds; it must be strings, token ids, or lists of ids", param=name)
     if kinds == {int}:
         return [tuple(int(token_id) for token_id in prompt)]
     if len(prompt) * n > MAX_SEQUENCES:
         raise InvalidParameterError(
             f"{len(prompt)} prompts with n {n} are {len(prompt) * n} choices; at most {MAX_SEQUENCES} are allowed",
-            param="prompt",
+            param=name,
         )
     return [entry if isinstance(entry, str) else tuple(entry) for entry in prompt]
 
