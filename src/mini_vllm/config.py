@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from mini_vllm.errors import ConfigError
 
+POLICIES = ("fcfs", "priority", "fair", "srf", "static", "deadline")
 MAX_THREADS = 1024  # more only wait for each other, for minutes
 _KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "text", type(None): "None"}
 
@@ -81,9 +82,15 @@ class SchedulerConfig:
 
     max_num_seqs: int = doc(64, "sequences computed in one step", aliases=("--max-batch-size",))
     max_num_batched_tokens: int = doc(2048, "tokens computed in one step")
-    prefill_chunk_size: int | None = doc(None, "prompt tokens of one sequence per step; default: the token budget")
+    prefill_chunk_size: int | None = doc(None, "most prompt tokens of one sequence per step; default: the token budget")
+    itl_target_ms: float = doc(
+        50.0, "prefill beside decoding sequences is cut so that a step takes no longer, in milliseconds; 0: no limit"
+    )
     max_waiting: int = doc(4096, "requests that may wait; beyond it new ones are refused")
-    scheduling_policy: str = doc("fcfs", "order of admission", choices=("fcfs",))
+    scheduling_policy: str = doc("fcfs", "order of admission", choices=POLICIES)
+    ageing_seconds: float = doc(
+        10.0, "waiting so long makes up for one class of priority, 256 tokens of srf, or a missed deadline"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,12 +175,25 @@ class EngineConfig:
                 "cache_backend contiguous contradicts no-kv-cache: there is nothing to reserve; drop one of them",
                 param="cache_backend",
             )
+        _check_scheduler(self.scheduler)
         if self.scheduler.max_num_batched_tokens < self.scheduler.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens is {self.scheduler.max_num_batched_tokens} but max_num_seqs is "
                 f"{self.scheduler.max_num_seqs}: every running sequence needs a token per step; raise the first",
                 param="max_num_batched_tokens",
             )
+
+
+def _check_scheduler(group: SchedulerConfig) -> None:
+    if not 0.0 <= group.itl_target_ms < 1e9:
+        raise ConfigError(
+            f"itl_target_ms is {group.itl_target_ms}; it must be a number of milliseconds, or 0 for no limit",
+            param="itl_target_ms",
+        )
+    if not 0.0 < group.ageing_seconds < 1e9:
+        raise ConfigError(
+            f"ageing_seconds is {group.ageing_seconds}; it must be more than 0 and finite", param="ageing_seconds"
+        )
 
 
 def option_names(option: "dataclasses.Field[Any]") -> tuple[str, ...]:

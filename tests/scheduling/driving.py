@@ -6,7 +6,7 @@ from typing import Any
 
 from mini_vllm.config import CacheConfig, SchedulerConfig
 from mini_vllm.kvcache import KVCache
-from mini_vllm.scheduling import Scheduler
+from mini_vllm.scheduling import CostModel, Scheduler, Trace
 from mini_vllm.testing.fake_executor import FakeExecutor
 from mini_vllm.types import Request, SamplingParams, StepPlan, StepStats, TokenDelta, TokenLogprobs
 
@@ -59,19 +59,28 @@ class Rig:
     """`step()` plans, runs, commits and checks; `answers` collects what came out."""
 
     def __init__(
-        self, *, num_blocks: int = 64, block_size: int = 16, max_model_len: int = 1024, **options: Any
+        self,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 16,
+        max_model_len: int = 1024,
+        costs: CostModel | None = None,
+        **options: Any,
     ) -> None:
         executor = {key: options.pop(key) for key in ("num_drafts", "vocab_size", "check_kv") if key in options}
         cache = {key: options.pop(key) for key in CacheConfig.__dataclass_fields__ if key in options}
         self.cache = KVCache.from_config(CacheConfig(block_size=block_size, **cache), num_blocks=num_blocks)
         self.executor = FakeExecutor(num_blocks=num_blocks, block_size=block_size, **executor)
         self.time = 0.0
+        self.trace = Trace()
         self.steps: list[tuple[StepPlan, StepStats]] = []
         self.scheduler = Scheduler(
             SchedulerConfig(**options),
             self.cache,
             max_model_len=max_model_len,
             clock=lambda: self.time,
+            costs=costs,
+            trace=self.trace,
             on_step=lambda plan, stats: self.steps.append((plan, stats)),
         )
         self.answers: dict[str, Answer] = {}

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from scheduling import policies
 from scheduling.driving import Rig, prompt_of
 from scheduling.tracing import render
 
@@ -74,6 +75,7 @@ SCENARIOS: dict[str, tuple[str, Callable[[], Rig]]] = {
     "contiguous": ("each reserves its longest length in one piece", contiguous_reservations),
     "no_kv_cache": ("without a cache, every step starts over", no_kv_cache),
     "speculation": ("guesses after the last known token, three at most", speculation),
+    **policies.SCENARIOS,
 }
 
 

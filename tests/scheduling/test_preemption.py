@@ -154,7 +154,7 @@ def test_the_oldest_always_advances() -> None:
     for i in range(30):
         rig.add(f"r{i}", prompt_of(1 + i % 17, i), 18)
     while rig.scheduler.has_work():
-        live = [s for s in (*rig.scheduler._running, *rig.scheduler._waiting)]
+        live = [s for s in (*rig.scheduler._running, *rig.scheduler._queue)]
         oldest = min((s.seq_id for s in live), default=None)
         plan = rig.step()
         assert oldest is None or oldest in rig.chunk_lens(plan)

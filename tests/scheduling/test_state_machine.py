@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scheduling.driving import Rig, prompt_of
 
+from mini_vllm.config import POLICIES
 from mini_vllm.errors import ContextLengthError
+from mini_vllm.scheduling import LinearCosts
 
 MODES = st.sampled_from(
     [{}, {}, {}, {"enable_prefix_caching": False}, {"cache_backend": "contiguous"}, {"kv_cache": False}]
@@ -33,6 +35,8 @@ class Lives(RuleBasedStateMachine):
         chunk=st.none() | st.integers(1, 9),
         num_drafts=st.sampled_from([0, 0, 1, 3]),
         max_model_len=st.integers(8, 60),
+        policy=st.sampled_from(POLICIES),
+        step_seconds=st.sampled_from([None, 0.0, 0.03, 1.0]),
     )
     def build(
         self,
@@ -44,8 +48,12 @@ class Lives(RuleBasedStateMachine):
         chunk: int | None,
         num_drafts: int,
         max_model_len: int,
+        policy: str,
+        step_seconds: float | None,
     ) -> None:
         self.rig = Rig(
+            scheduling_policy=policy,
+            costs=None if step_seconds is None else LinearCosts(step=step_seconds, token=2e-3),
             num_blocks=num_blocks,
             block_size=block_size,
             max_model_len=max_model_len,
@@ -69,6 +77,9 @@ class Lives(RuleBasedStateMachine):
         scored=st.booleans(),
         salt=st.sampled_from(["", "", "other"]),
         open_ended=st.booleans(),
+        priority=st.integers(-2, 2),
+        key=st.sampled_from(["", "a", "b"]),
+        due_in=st.none() | st.integers(-5, 50),
     )
     def add(
         self,
@@ -81,6 +92,9 @@ class Lives(RuleBasedStateMachine):
         scored: bool,
         salt: str,
         open_ended: bool,
+        priority: int,
+        key: str,
+        due_in: int | None,
     ) -> None:
         prompt = prompt_of(shared, family)[:shared] + prompt_of(own, 5 + self.num_added)
         try:
@@ -94,6 +108,10 @@ class Lives(RuleBasedStateMachine):
                 prompt_logprobs=0 if scored else None,
                 cache_salt=salt,
                 open_ended=open_ended,
+                priority=priority,
+                key=key,
+                arrival=self.rig.time,
+                deadline=None if due_in is None else self.rig.time + due_in,
             )
             self.num_added += 1
         except ContextLengthError:

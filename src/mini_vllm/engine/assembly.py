@@ -12,6 +12,7 @@ from mini_vllm.config import EngineConfig
 from mini_vllm.engine.core import EngineCore, Executor, Scheduler
 from mini_vllm.engine.frontend import Frontend, ModelLimits, PreparedRequest
 from mini_vllm.engine.outputs import OutputCollector
+from mini_vllm.scheduling import Trace
 from mini_vllm.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Engine:
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)  # what the model's generation config sets
     description: Mapping[str, Any] = field(default_factory=dict)  # what computes, for people
     clock: Callable[[], float] = time.monotonic
+    trace: Trace = field(default_factory=Trace)  # of the scheduler's last steps
     on_close: Callable[[], object] = lambda: None
 
     def default_sampling_params(self) -> SamplingParams:
@@ -102,13 +104,18 @@ def join(
 ) -> Engine:
     """An executor and a front end with a scheduler and a cache of `num_blocks` blocks between them."""
     from mini_vllm.kvcache import KVCache
+    from mini_vllm.scheduling import MeasuredCosts
     from mini_vllm.scheduling import Scheduler as BlockScheduler
+
+    trace, costs = Trace(), MeasuredCosts()  # both outlive a scheduler that is dropped after a failure
 
     def make_scheduler() -> Scheduler:
         cache = KVCache.from_config(config.cache, num_blocks=num_blocks)
-        return BlockScheduler(config.scheduler, cache, max_model_len=frontend.limits.max_model_len, clock=clock)
+        limit = frontend.limits.max_model_len
+        return BlockScheduler(config.scheduler, cache, max_model_len=limit, clock=clock, costs=costs, trace=trace)
 
-    return Engine(config=config, core=EngineCore(make_scheduler, executor), frontend=frontend, clock=clock)
+    core = EngineCore(make_scheduler, executor)
+    return Engine(config=config, core=core, frontend=frontend, clock=clock, trace=trace)
 
 
 def load_text(config: EngineConfig, checkpoint: "Checkpoint") -> "tuple[Tokenizer, ChatTemplate]":

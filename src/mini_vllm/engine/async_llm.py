@@ -23,7 +23,7 @@ from mini_vllm.engine.outputs import OutputCollector
 from mini_vllm.engine.stream import Asked, TextStream, is_long
 from mini_vllm.errors import EngineDeadError, EngineStepError, InvalidParameterError
 from mini_vllm.text.tools import ToolFormat, choose_format
-from mini_vllm.types import Embedding, EngineStats, Pooling, RequestOutput, SamplingParams
+from mini_vllm.types import ANYONE, Embedding, EngineStats, Pooling, RequestOutput, SamplingParams, Standing
 
 if TYPE_CHECKING:
     from mini_vllm.models import ModelInfo
@@ -193,12 +193,13 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        standing: Standing = ANYONE,
     ) -> TextStream:
         """Generate; iterate over the text deltas of all n choices, interleaved.
 
         Errors of the request (`UserError`, `EngineBusyError`) are raised by the first `__anext__`, or by
         `await stream.accepted()` before any token is made. A failed step gives a delta with finish_reason "error".
-        Leaving early aborts.
+        Leaving early aborts. `standing` says who asks and by when it is needed, for scheduling policies that care.
         """
         if request_id is None:
             request_id = f"request-{next(self._serial)}"
@@ -208,7 +209,9 @@ class AsyncLLM:
             )
         params = self.default_sampling_params() if params is None else params
         check_params(params)
-        asked = Asked(prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt)
+        asked = Asked(
+            prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt, standing=standing
+        )
         stream = TextStream(self.engine, self.client, asked, on_end=self._forget)
         self._streams[request_id] = stream
         return stream

@@ -17,7 +17,7 @@ from mini_vllm.errors import ChatTemplateError, ContextLengthError, InvalidParam
 from mini_vllm.grammar import GrammarCompiler
 from mini_vllm.sampling import derive_noise_key
 from mini_vllm.text.tools import ToolFormat
-from mini_vllm.types import Pooling, Request, SamplingParams
+from mini_vllm.types import ANYONE, Pooling, Request, SamplingParams, Standing
 
 Prompt = str | Sequence[int] | Mapping[str, Any]  # text, token ids, {"prompt": text} or {"prompt_token_ids": ids}
 PROMPT_KEYS = ("prompt", "prompt_token_ids")
@@ -93,6 +93,7 @@ class Frontend:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        standing: Standing = ANYONE,
     ) -> PreparedRequest:
         """One engine request per choice. `InvalidParameterError` or `ContextLengthError` for what cannot run."""
         serial = next(self._serial)
@@ -117,6 +118,8 @@ class Frontend:
                 noise_key=derive_noise_key(seed, choice, prompt_ids),
                 priority=priority,
                 arrival=self._clock(),
+                key=standing.key,
+                deadline=standing.deadline,
                 cache_salt=cache_salt,
             )
             for choice in range(params.n)

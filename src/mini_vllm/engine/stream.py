@@ -12,7 +12,7 @@ from mini_vllm.engine.assembly import Engine
 from mini_vllm.engine.choice import ChoiceText
 from mini_vllm.engine.client import EngineClient, TokenStream
 from mini_vllm.engine.frontend import PreparedRequest, Prompt
-from mini_vllm.types import SamplingParams, TextDelta, TokenDelta
+from mini_vllm.types import ANYONE, SamplingParams, Standing, TextDelta, TokenDelta
 
 LONG_PROMPT = 20_000  # characters or ids; preparing more than this leaves the asyncio loop alone
 
@@ -26,6 +26,7 @@ class Asked:
     request_id: str
     priority: int
     cache_salt: str
+    standing: Standing = ANYONE
 
 
 class TextStream:
@@ -128,6 +129,7 @@ class TextStream:
             request_id=self._asked.request_id,
             priority=self._asked.priority,
             cache_salt=self._asked.cache_salt,
+            standing=self._asked.standing,
         )
         if is_long(self._asked.prompt) or self._asked.params.structured_outputs is not None:
             return await asyncio.to_thread(prepare)

@@ -89,6 +89,8 @@ class BlockPool:
     def __init__(self, num_blocks: int, *, on_evict: Callable[[Block], None]) -> None:
         self.blocks = [Block(block_id) for block_id in range(num_blocks)]
         self.num_cached = 0  # free blocks with content
+        self.num_shared = 0  # blocks with more than one holder
+        self.num_evicted = 0  # contents overwritten since the start
         self._free = FreeList()
         self._on_evict = on_evict
         for block in self.blocks:
@@ -104,6 +106,7 @@ class BlockPool:
         block = self._free.pop_front()
         if block.content is not None:
             self.num_cached -= 1
+            self.num_evicted += 1
             self._on_evict(block)
             block.content = None
         block.ref_count = 1
@@ -114,6 +117,8 @@ class BlockPool:
         if block.ref_count == 0:
             self._free.remove(block)
             self.num_cached -= 1
+        elif block.ref_count == 1:
+            self.num_shared += 1
         block.ref_count += 1
 
     def drop(self, block: Block) -> None:
@@ -121,6 +126,7 @@ class BlockPool:
         assert block.ref_count > 0, f"block {block.block_id} is dropped by one who does not hold it"
         block.ref_count -= 1
         if block.ref_count:
+            self.num_shared -= block.ref_count == 1
             return
         if block.content is None:
             self._free.push_front(block)
@@ -145,6 +151,7 @@ class BlockPool:
         held = [block for block in self.blocks if block.ref_count > 0]
         assert len(free) + len(held) == len(self.blocks), "blocks got lost: neither free nor held"
         assert all(block.next is None and block.prev is None for block in held), "a held block is linked"
+        assert sum(block.ref_count > 1 for block in held) == self.num_shared, "num_shared disagrees with the blocks"
         with_content = [block.content is not None for block in free]
         assert sum(with_content) == self.num_cached, "num_cached disagrees with the free list"
         assert with_content == sorted(with_content), "a block with content would be evicted before an empty one"

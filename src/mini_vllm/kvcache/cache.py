@@ -74,6 +74,16 @@ class KVCache(ABC):
         return 0
 
     @property
+    def num_shared(self) -> int:
+        """Blocks held by more than one open table."""
+        return 0
+
+    @property
+    def num_evicted(self) -> int:
+        """Cached prefix blocks that were overwritten since the start."""
+        return 0
+
+    @property
     def num_used(self) -> int:
         """Blocks held by open tables."""
         return self.num_blocks - self.num_free
@@ -127,6 +137,14 @@ class PagedCache(KVCache):
     @property
     def num_cached(self) -> int:
         return self._pool.num_cached
+
+    @property
+    def num_shared(self) -> int:
+        return self._pool.num_shared
+
+    @property
+    def num_evicted(self) -> int:
+        return self._pool.num_evicted
 
     def start(self, table: BlockTable, num_tokens: int, *, reusable: int, promised: int) -> Grant | Refusal:
         assert not table.is_open, "table is already open"

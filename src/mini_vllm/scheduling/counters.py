@@ -1,8 +1,9 @@
 """Counters of a scheduler since its start. They never decrease."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from mini_vllm.types import FinishReason
+from mini_vllm.types import EngineStats, FinishReason
 
 
 def _none_finished() -> dict[FinishReason, int]:
@@ -22,3 +23,21 @@ class Counters:
     output_tokens: int = 0
     prefix_query_tokens: int = 0  # prompt tokens looked up, when a sequence is started for the first time
     prefix_hit_tokens: int = 0  # of those, found
+
+    def with_state(self, **state: Any) -> EngineStats:
+        """The engine's stats: these counters, and its state now."""
+        return EngineStats(
+            steps=self.steps,
+            accepted=self.accepted,
+            finished_stop=self.finished["stop"],
+            finished_length=self.finished["length"],
+            finished_abort=self.finished["abort"],
+            finished_error=self.finished["error"],
+            rejected=self.rejected,
+            preemptions=self.preemptions,
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.output_tokens,
+            prefix_query_tokens=self.prefix_query_tokens,
+            prefix_hit_tokens=self.prefix_hit_tokens,
+            **state,
+        )

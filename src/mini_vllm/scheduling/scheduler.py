@@ -13,15 +13,22 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from mini_vllm.config import SchedulerConfig
-from mini_vllm.errors import ConfigError, ContextLengthError, EngineBusyError, InvalidParameterError
+from mini_vllm.errors import EngineBusyError, InvalidParameterError
 from mini_vllm.kvcache import KVCache, Refusal
+from mini_vllm.scheduling import integrity
+from mini_vllm.scheduling.costs import CostModel, StepLoad
 from mini_vllm.scheduling.counters import Counters
+from mini_vllm.scheduling.limits import check_config, check_request
+from mini_vllm.scheduling.pacing import Pacer
 from mini_vllm.scheduling.queues import make_queue
+from mini_vllm.scheduling.recording import Recorder
 from mini_vllm.scheduling.sequence import Sequence
 from mini_vllm.scheduling.step import PlanDraft
+from mini_vllm.scheduling.trace import Trace, WaitReason
 from mini_vllm.types import Chunk, EngineStats, FinishReason, Request, StepPlan, StepResult, StepStats, TokenDelta
 
 Observer = Callable[[StepPlan, StepStats], None]
+OBSERVE_EVERY = 4  # decode steps: the cost model sees one of so many, and all others
 
 
 class Scheduler:
@@ -38,21 +45,24 @@ class Scheduler:
         *,
         max_model_len: int,
         clock: Callable[[], float] = time.monotonic,
+        costs: CostModel | None = None,
+        trace: Trace | None = None,
         on_step: Observer | None = None,
     ) -> None:
-        """`on_step` is called at the end of every commit, with what was done and what it measured."""
-        if config.max_num_batched_tokens < config.max_num_seqs:
-            raise ConfigError(
-                f"max_num_batched_tokens is {config.max_num_batched_tokens} but max_num_seqs is "
-                f"{config.max_num_seqs}: every running sequence needs a token per step; raise the first",
-                param="max_num_batched_tokens",
-            )
+        """`costs` says how much prefill fits beside decodes; it is told what each step took. Without it, itl_target_ms
+        has no effect. `on_step` is called at the end of every commit, with what was done and what it measured."""
+        check_config(config)
         self.max_model_len = max_model_len
         self._config = config
         self._cache = cache
         self._clock = clock
+        self._costs = costs
+        self._pacer: Pacer | None = None
+        if costs is not None and config.itl_target_ms and cache.retains:
+            self._pacer = Pacer(costs, target=config.itl_target_ms / 1e3, block_size=cache.block_size)
+        self._recorder = None if trace is None else Recorder(trace, cache)
         self._on_step = on_step
-        self._waiting = make_queue(config.scheduling_policy)
+        self._queue = make_queue(config)
         self._running: list[Sequence] = []  # by rank: served from the front, preempted from the back
         self._by_request: dict[str, Sequence] = {}
         self._by_id: dict[int, Sequence] = {}
@@ -61,6 +71,7 @@ class Scheduler:
         self._deltas: list[TokenDelta] = []  # of sequences that ended in plan()
         self._counters = Counters()
         self._planned: StepStats | None = None  # of the step between plan() and commit()
+        self._draft = PlanDraft(budget=0)  # of the same step
         self._began = 0.0
         self._last_step: StepStats | None = None
         self._next_seq_id = 0
@@ -87,22 +98,28 @@ class Scheduler:
         """
         if request.request_id in self._by_request:
             raise InvalidParameterError(f"request_id {request.request_id!r} is in use; choose another")
-        if not request.prompt_token_ids:
-            raise InvalidParameterError("the prompt has 0 tokens; at least 1 is needed", param="prompt")
-        self._check_length(request)
-        if len(self._waiting) >= self._config.max_waiting:
+        check_request(
+            request,
+            max_model_len=self.max_model_len,
+            max_kv_len=self.max_kv_len,
+            cache_capacity=self._cache.capacity,
+        )
+        if len(self._queue) >= self._config.max_waiting:
             self._counters.rejected += 1
             raise EngineBusyError(
-                f"{len(self._waiting)} requests are waiting and max_waiting is {self._config.max_waiting}; try later"
+                f"{len(self._queue)} requests are waiting and max_waiting is {self._config.max_waiting}; try later"
             )
         max_len = min(len(request.prompt_token_ids) + request.max_tokens, self.max_seq_len)
-        sequence = Sequence(request, seq_id=self._next_seq_id, max_len=max_len)
+        class_seconds = self._config.ageing_seconds
+        sequence = Sequence(request, seq_id=self._next_seq_id, max_len=max_len, class_seconds=class_seconds)
         sequence.table = self._cache.new_table(sequence.token_ids, max_len=sequence.max_kv_len, salt=request.cache_salt)
         self._next_seq_id += 1
         self._counters.accepted += 1
         self._by_request[request.request_id] = sequence
         self._by_id[sequence.seq_id] = sequence
-        self._waiting.push(sequence)
+        self._queue.push(sequence)
+        if self._recorder is not None:
+            self._recorder.arrived(sequence)
 
     def abort(self, request_id: str, *, reason: FinishReason = "abort", error: str | None = None) -> None:
         """End a request at the top of the next plan, with this reason, or with "error" if one is given.
@@ -130,16 +147,16 @@ class Scheduler:
         decodes, prefills = list[Sequence](), list[Sequence]()
         for sequence in self._running:
             (decodes if sequence.num_owed == 1 else prefills).append(sequence)
-        draft.num_owing_one = len(decodes)
+        draft.num_owing_one = draft.num_decodes = len(decodes)
         for sequence in decodes:
             draft.num_owing_one -= 1
             self._serve(sequence, 1, draft)
         for sequence in prefills:
-            self._serve(sequence, self._chunk_len(sequence, draft), draft)
-            if sequence.is_running:
-                draft.num_promised += self._cache.num_missing(sequence.table, len(sequence.token_ids))
+            self._serve_prefill(sequence, draft)
         if not draft.num_preempted:
             self._admit(draft)
+        elif len(self._queue):
+            draft.halt = "preemption"
         return self._freeze(draft)
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[TokenDelta]:
@@ -163,44 +180,65 @@ class Scheduler:
         self._measure(plan, planned, num_decodes)
         return deltas
 
-    def _serve(self, sequence: Sequence, num_tokens: int, draft: PlanDraft) -> None:
+    def _serve(self, sequence: Sequence, num_tokens: int, draft: PlanDraft) -> Chunk | None:
         """Give a running sequence some of what it owes, preempting younger ones for its blocks if need be."""
-        if not num_tokens or not sequence.is_running:  # no budget, or an older one took its blocks in this very plan
-            return
+        if not sequence.is_running:  # an older one took its blocks in this very plan
+            return None
         while (chunk := self._next_chunk(sequence, num_tokens, draft)) is None:
             victim = self._running[-1]
-            self._preempt(victim, draft)
+            self._preempt(victim, draft, asker=sequence)
             if victim is sequence:
-                return
+                return None
         draft.serve(chunk)
+        return chunk
+
+    def _serve_prefill(self, sequence: Sequence, draft: PlanDraft) -> None:
+        """The same for one that owes more than a token: within the budget, the chunk limit and the step's time."""
+        if not sequence.is_running:
+            return
+        num_tokens, reason = self._chunk_len(sequence, draft)
+        if not num_tokens:
+            draft.waits.append((sequence.seq_id, reason))
+        elif self._serve(sequence, num_tokens, draft) is not None:
+            draft.note_prefill(sequence.seq_id)
+        if sequence.is_running:
+            draft.num_promised += self._cache.num_missing(sequence.table, len(sequence.token_ids))
 
     def _admit(self, draft: PlanDraft) -> None:
         """Start waiting sequences, in order, while rows, budget and blocks allow."""
-        for sequence in self._waiting:
-            if len(self._running) >= self._config.max_num_seqs or not self._chunk_len(sequence, draft):
-                return
+        for sequence in self._queue.candidates(num_running=len(self._running), now=self._began):
+            if len(self._running) >= self._config.max_num_seqs:
+                return draft.refuse(sequence.seq_id, "rows")
+            num_tokens, reason = self._chunk_len(sequence, draft)
+            if not num_tokens:
+                return draft.refuse(sequence.seq_id, reason)
             num_known = len(sequence.token_ids)
             grant = self._cache.start(
                 sequence.table, num_known, reusable=sequence.num_reusable, promised=draft.num_promised
             )
             if grant is Refusal.PENDING:
+                draft.wait_for_prefix(sequence.seq_id)
                 continue
             if isinstance(grant, Refusal):
-                return
-            self._waiting.remove(sequence)
+                return draft.refuse(sequence.seq_id, "blocks")
+            self._queue.remove(sequence)
             self._run(sequence, grant.num_cached, draft)
-            num_tokens = self._chunk_len(sequence, draft)
+            num_tokens = self._chunk_len(sequence, draft)[0] or min(sequence.num_owed, self._cache.block_size)
             chunk = self._next_chunk(sequence, num_tokens, draft, first_block_ids=grant.block_ids)
             assert chunk is not None, "start() granted blocks that are not there"
             draft.serve(chunk)
+            draft.note_prefill(sequence.seq_id)
             draft.num_promised += self._cache.num_missing(sequence.table, num_known)
+        if len(self._queue) > draft.num_pending:
+            draft.halt = "batch"
 
     def _run(self, sequence: Sequence, num_cached: int, draft: PlanDraft) -> None:
         """Give a started sequence its row."""
-        bisect.insort(self._running, sequence, key=self._waiting.rank)
+        bisect.insort(self._running, sequence, key=_rank)
         sequence.is_running = True
         sequence.num_computed = num_cached
         draft.admit(sequence)
+        draft.started.append((sequence.seq_id, num_cached))
         if sequence.started is None:
             sequence.started = self._began
         if sequence.num_cached is None:  # what a preempted one finds again is its own, and no merit
@@ -210,13 +248,17 @@ class Scheduler:
             self._counters.prefix_hit_tokens += sequence.num_cached
             draft.num_hit_tokens += sequence.num_cached
 
-    def _chunk_len(self, sequence: Sequence, draft: PlanDraft) -> int:
-        """How many of the owed tokens to compute now."""
+    def _chunk_len(self, sequence: Sequence, draft: PlanDraft) -> tuple[int, WaitReason]:
+        """How many of the owed tokens to compute now; if none, why."""
         owed = sequence.num_owed
         if not self._cache.retains:  # what is not computed in the same step would be lost
-            return owed if owed <= draft.budget else 0
-        limit = self._config.prefill_chunk_size
-        return min(owed, draft.budget) if limit is None else min(owed, draft.budget, limit)
+            return (owed if owed <= draft.budget else 0), "budget"
+        most, limit = min(owed, draft.budget), self._config.prefill_chunk_size
+        if limit is not None and limit < most:
+            most = limit
+        if most and self._pacer is not None:
+            return self._pacer.most(sequence, most, draft), "itl"
+        return most, "budget"
 
     def _next_chunk(
         self, sequence: Sequence, num_tokens: int, draft: PlanDraft, *, first_block_ids: tuple[int, ...] = ()
@@ -240,19 +282,19 @@ class Scheduler:
 
     # leaving
 
-    def _preempt(self, victim: Sequence, draft: PlanDraft) -> None:
+    def _preempt(self, victim: Sequence, draft: PlanDraft, *, asker: Sequence) -> None:
         """Take a running sequence's blocks; it is computed again, as far as they are not found again."""
         self._stop_running(victim)
-        self._waiting.put_back(victim)
+        self._queue.put_back(victim)
         victim.num_preemptions += 1
         self._counters.preemptions += 1
-        draft.take_back(victim.seq_id)
+        draft.take_back(victim.seq_id, asker=asker.seq_id)
 
     def _start_over(self, draft: PlanDraft) -> None:
         """Without a cache nothing outlives its step: every step is an admission."""
         for sequence in tuple(self._running):
             self._stop_running(sequence)
-            self._waiting.put_back(sequence)
+            self._queue.put_back(sequence)
             draft.evicted.append(sequence.seq_id)
 
     def _stop_running(self, sequence: Sequence) -> None:
@@ -265,7 +307,7 @@ class Scheduler:
         for request_id, (reason, error) in tuple(self._aborting.items()):
             sequence = self._by_request[request_id]
             if not sequence.is_running:
-                self._waiting.remove(sequence)
+                self._queue.remove(sequence)
             self._deltas.append(sequence.end(reason, error=error, now=self._began))
             self._forget(sequence)
 
@@ -280,64 +322,44 @@ class Scheduler:
         self._aborting.pop(sequence.request.request_id, None)  # it may have ended by itself since
         del self._by_id[sequence.seq_id]
         self._counters.finished[sequence.finish_reason] += 1
+        if self._recorder is not None:
+            self._recorder.ended(sequence)
 
     # numbers
 
     def stats(self) -> EngineStats:
         """State and counters now."""
-        counters, cache = self._counters, self._cache
-        return EngineStats(
+        return self._counters.with_state(
             running=len(self._running),
-            waiting=len(self._waiting),
-            blocks_used=cache.num_used,
-            blocks_cached=cache.num_cached,
-            blocks_total=cache.num_blocks,
-            steps=counters.steps,
-            accepted=counters.accepted,
-            finished_stop=counters.finished["stop"],
-            finished_length=counters.finished["length"],
-            finished_abort=counters.finished["abort"],
-            finished_error=counters.finished["error"],
-            rejected=counters.rejected,
-            preemptions=counters.preemptions,
-            prompt_tokens=counters.prompt_tokens,
-            output_tokens=counters.output_tokens,
-            prefix_query_tokens=counters.prefix_query_tokens,
-            prefix_hit_tokens=counters.prefix_hit_tokens,
+            waiting=len(self._queue),
+            blocks_used=self._cache.num_used,
+            blocks_cached=self._cache.num_cached,
+            blocks_total=self._cache.num_blocks,
             last_step=self._last_step,
             uptime_seconds=self._clock() - self._started,
         )
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless queues, tables and counters agree."""
-        self._cache.check_integrity()
-        waiting = list(self._waiting)
-        assert self._running == sorted(self._running, key=self._waiting.rank), "running sequences are out of order"
-        assert {s.seq_id for s in self._running} | {s.seq_id for s in waiting} == set(self._by_id), "a sequence is lost"
-        assert len(self._running) + len(waiting) == len(self._by_id) == len(self._by_request), "a sequence is twice"
         assert set(self._aborting) <= set(self._by_request), "a request that has ended is to be aborted"
+        assert len(self._by_id) == len(self._by_request), "a sequence is twice"
         assert len(self._running) <= self._config.max_num_seqs, "more rows than max_num_seqs"
-        for sequence in self._running:
-            assert sequence.is_running and sequence.table.is_open and sequence.is_known
-            assert sequence.num_owed >= 1 and len(sequence.token_ids) <= self.max_seq_len
-        for sequence in waiting:
-            assert not sequence.is_running and not sequence.table.is_open and sequence.num_computed == 0
-        num_blocks_held = sum(len(sequence.table.blocks) for sequence in self._running)
-        assert self._cache.num_used <= num_blocks_held, "blocks are held by nobody who runs"
-        stats = self.stats()
-        ended = stats.finished_stop + stats.finished_length + stats.finished_abort + stats.finished_error
-        assert stats.accepted == ended + stats.running + stats.waiting, "accepted requests do not add up"
+        assert all(len(sequence.token_ids) <= self.max_seq_len for sequence in self._running), "a sequence is too long"
+        waiting = list(self._queue)
+        assert len(waiting) == len(self._queue), "the queue's length disagrees with what waits in it"
+        integrity.check(self._by_id, self._running, waiting, self._cache, self.stats())
 
     def _freeze(self, draft: PlanDraft) -> StepPlan:
         plan = draft.freeze(self._counters.steps, released=tuple(self._released))
         self._released.clear()
         self._counters.steps += 1
+        self._draft = draft
         self._planned = StepStats(
             step_id=plan.step_id,
             kind="idle",
             num_tokens=self._config.max_num_batched_tokens - draft.budget,
             num_sequences=len(plan.chunks),
-            num_waiting=len(self._waiting),
+            num_waiting=len(self._queue),
             num_running=len(self._running),
             num_preempted=draft.num_preempted,
             blocks_used=self._cache.num_used,
@@ -345,6 +367,9 @@ class Scheduler:
             blocks_total=self._cache.num_blocks,
             prefix_hit_tokens=draft.num_hit_tokens,
         )
+        if self._queue.counts_service:
+            for chunk in plan.chunks:
+                self._queue.charge(self._by_id[chunk.seq_id], len(chunk.token_ids) + chunk.samples)
         return plan
 
     def _measure(self, plan: StepPlan, planned: StepStats, num_decodes: int) -> None:
@@ -355,6 +380,10 @@ class Scheduler:
             kind = "prefill"
         self._last_step = replace(planned, kind=kind, seconds=self._clock() - self._began)
         self._planned = None
+        if self._costs is not None and (kind != "decode" or plan.step_id % OBSERVE_EVERY == 0):
+            self._costs.observe(StepLoad.of(plan.chunks), self._last_step.seconds)
+        if self._recorder is not None:
+            self._recorder.step(plan, self._last_step, self._draft, began=self._began)
         if self._on_step is not None:
             self._on_step(plan, self._last_step)
 
@@ -364,22 +393,6 @@ class Scheduler:
         if len(sequence.token_ids) - num_new == sequence.num_prompt:
             self._counters.prompt_tokens += sequence.num_prompt
 
-    def _check_length(self, request: Request) -> None:
-        num_prompt, wanted = len(request.prompt_token_ids), request.max_tokens
-        if request.params.max_tokens is None:
-            wanted = min(wanted, 1)
-        asked = f"the prompt has {num_prompt} tokens and max_tokens is {wanted}"
-        if num_prompt + wanted > self.max_model_len:
-            raise ContextLengthError(
-                f"{asked}: {num_prompt + wanted} exceed the context of {self.max_model_len} tokens; shorten the "
-                "prompt or lower max_tokens",
-                param="prompt",
-            )
-        if max(num_prompt, num_prompt + wanted - 1) > self.max_kv_len:
-            name = "num_blocks" if self.max_kv_len == self._cache.capacity else "max_num_batched_tokens"
-            limit = "the KV cache can hold" if name == "num_blocks" else "one step can compute without a KV cache"
-            raise ContextLengthError(
-                f"{asked}: more than the {self.max_kv_len} tokens that {limit}; shorten the prompt, lower max_tokens "
-                f"or raise {name}",
-                param="prompt",
-            )
+
+def _rank(sequence: Sequence) -> tuple[float, int]:
+    return sequence.rank

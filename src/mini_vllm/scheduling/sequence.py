@@ -17,6 +17,8 @@ from mini_vllm.types import (
     TokenLogprobs,
 )
 
+Rank = tuple[float, int]  # the lower goes first; the int is the sequence's id
+
 
 class Sequence:
     """A request on its way: known tokens, and how many of them have been computed.
@@ -41,7 +43,9 @@ class Sequence:
         "num_computed",
         "num_preemptions",
         "num_prompt",
+        "prepaid",
         "prompt_logprobs",
+        "rank",
         "request",
         "scores_prompt",
         "seq_id",
@@ -50,9 +54,13 @@ class Sequence:
         "token_ids",
     )
 
-    def __init__(self, request: Request, *, seq_id: int, max_len: int) -> None:
+    def __init__(self, request: Request, *, seq_id: int, max_len: int, class_seconds: float = 10.0) -> None:
+        """`class_seconds`: how much later an arrival may be to make up for one class of priority."""
         self.request = request
         self.seq_id = seq_id  # ascending in order of arrival
+        # Among those that run: the lowest is served first, the highest is preempted first. It never changes, so the
+        # lowest of all always gets on, and everybody is the lowest at last.
+        self.rank: Rank = (request.priority * class_seconds + request.arrival, seq_id)
         self.num_prompt = len(request.prompt_token_ids)
         self.is_score_only = request.max_tokens == 0  # it ends with its prompt
         self.scores_prompt = request.params.prompt_logprobs is not None
@@ -62,6 +70,7 @@ class Sequence:
         self.num_computed = 0
         self.num_cached: int | None = None  # prompt tokens found in the cache when first started
         self.num_preemptions = 0
+        self.prepaid = 0  # tokens that its queue has charged for in advance
         self.drafts: tuple[int, ...] = ()
         self.prompt_logprobs: list[TokenLogprobs] = []  # of prompt positions 1 …; survives preemption
         self.is_running = False  # whether it has a row and an open table; else it waits
@@ -80,6 +89,11 @@ class Sequence:
     def num_owed(self) -> int:
         """Known tokens that are not computed yet; at least 1 while it lives."""
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens that it may still write."""
+        return self.max_len - len(self.token_ids)
 
     @property
     def num_unscored(self) -> int:

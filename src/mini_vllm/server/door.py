@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from mini_vllm.engine.choice import Vocabulary
 from mini_vllm.text.tools import ToolFormat
-from mini_vllm.types import Embedding, EngineStats, Pooling, SamplingParams, TextDelta, TokenDelta
+from mini_vllm.types import ANYONE, Embedding, EngineStats, Pooling, SamplingParams, Standing, TextDelta, TokenDelta
 
 
 class DeltaStream(Protocol):
@@ -67,7 +67,14 @@ class TextEngine(Protocol):
         """What holds for fields that a request leaves out."""
 
     def stream(
-        self, prompt: Sequence[int], params: SamplingParams, *, request_id: str, priority: int = 0, cache_salt: str = ""
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str = "",
+        standing: Standing = ANYONE,
     ) -> DeltaStream:
         """All choices of a prompt, interleaved."""
 

@@ -11,7 +11,7 @@ from mini_vllm.server.door import TextEngine
 from mini_vllm.server.errors import ServerStoppingError
 from mini_vllm.server.lifecycle import Lifecycle
 from mini_vllm.server.limits import Terms
-from mini_vllm.types import SamplingParams, TextDelta
+from mini_vllm.types import SamplingParams, Standing, TextDelta
 
 MAX_BUFFERED = 64  # deltas of a list of prompts that may wait for a slow reader
 
@@ -42,7 +42,8 @@ async def generate(
 
     with lifecycle.running(request_ids), terms.enforced(abort) as watch:
         terms.charge(sum(len(job.token_ids) for job in jobs))
-        source = _number(engine, 0, jobs[0]) if len(jobs) == 1 else _merge(engine, jobs)
+        standing = terms.standing
+        source = _number(engine, 0, jobs[0], standing) if len(jobs) == 1 else _merge(engine, jobs, standing)
         async with aclosing(source):
             async for number, delta in source:
                 if delta.finish_reason == "error":
@@ -54,21 +55,26 @@ async def generate(
                 yield number, delta
 
 
-async def _number(engine: TextEngine, number: int, job: Job) -> AsyncGenerator[Numbered, None]:
+async def _number(engine: TextEngine, number: int, job: Job, standing: Standing) -> AsyncGenerator[Numbered, None]:
     stream = engine.stream(
-        job.token_ids, job.params, request_id=job.request_id, priority=job.priority, cache_salt=job.cache_salt
+        job.token_ids,
+        job.params,
+        request_id=job.request_id,
+        priority=job.priority,
+        cache_salt=job.cache_salt,
+        standing=standing,
     )
     async with aclosing(stream):
         async for delta in stream:
             yield number, delta
 
 
-async def _merge(engine: TextEngine, jobs: Sequence[Job]) -> AsyncGenerator[Numbered, None]:
+async def _merge(engine: TextEngine, jobs: Sequence[Job], standing: Standing) -> AsyncGenerator[Numbered, None]:
     """All jobs at once; the first failure ends them all."""
     queue: asyncio.Queue[Numbered | None] = asyncio.Queue(MAX_BUFFERED)
 
     async def pump(number: int, job: Job) -> None:
-        async with aclosing(_number(engine, number, job)) as deltas:
+        async with aclosing(_number(engine, number, job, standing)) as deltas:
             async for numbered in deltas:
                 await queue.put(numbered)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from mini_vllm.server.errors import RequestRefused
+from mini_vllm.types import Standing
 
 R = TypeVar("R")
 
@@ -58,6 +59,12 @@ class Terms:
 
     deadline: Deadline | None = None
     charge: Callable[[int], object] = lambda num_tokens: None  # told of every token, read or written
+    client: str = ""  # whose key or address it came with
+
+    @property
+    def standing(self) -> Standing:
+        """What scheduling policies may go by. The event loop's clock is the engine's."""
+        return Standing(key=self.client, deadline=None if self.deadline is None else self.deadline.time)
 
     async def in_time(self, work: Awaitable[R]) -> R:
         """The result of `work`, which is cancelled when the time is up."""

@@ -70,6 +70,7 @@ class Service:
                 timeout=self.request_timeout,
             ),
             charge=partial(self.rates.charge, state.client),
+            client=state.client,
         )
 
     def job(self, request_id: str, token_ids: Sequence[int], params: SamplingParams, body: GenerationRequest) -> Job:

@@ -6,7 +6,7 @@ tokens come up (`TokenDelta`), text comes out (`TextDelta`). All are msgspec-enc
 
 from mini_vllm.types.params import SamplingParams
 from mini_vllm.types.plan import Admission, Chunk, Outputs, StepPlan
-from mini_vllm.types.requests import FinishReason, Pooling, Request
+from mini_vllm.types.requests import ANYONE, FinishReason, Pooling, Request, Standing
 from mini_vllm.types.results import (
     CompletionOutput,
     Embedding,
@@ -22,6 +22,7 @@ from mini_vllm.types.stats import EngineStats, StepStats
 from mini_vllm.types.structured import CallableTool, CallsGrammar, StructuredOutputsParams
 
 __all__ = [
+    "ANYONE",
     "Admission",
     "CallableTool",
     "CallsGrammar",
@@ -37,6 +38,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "SequenceOutput",
+    "Standing",
     "StepPlan",
     "StepResult",
     "StepStats",

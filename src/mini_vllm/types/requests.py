@@ -10,6 +10,17 @@ Pooling = Literal["mean", "last"]  # how the hidden states of a prompt become on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Who asks, and by when it is needed: what some scheduling policies go by beside the priority."""
+
+    key: str = ""  # an API key, a user, a tenant: the fair policy gives each the same share
+    deadline: float | None = None  # seconds on the engine's clock: the deadline policy serves the earliest first
+
+
+ANYONE = Standing()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One sequence to generate (n completions are n requests that share a `parent_id`).
 
@@ -27,7 +38,9 @@ class Request:
     eos_token_ids: tuple[int, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     noise_key: int = 0
-    priority: int = 0  # lower runs first
+    priority: int = 0  # lower runs first, under the priority policy; a victim of preemption is the highest
     arrival: float = 0.0  # seconds on the engine's clock
+    key: str = ""  # as in Standing
+    deadline: float | None = None  # as in Standing
     cache_salt: str = ""  # prefix blocks are shared only between requests of equal salt
     pooling: Pooling | None = None  # with max_tokens 0: give the prompt's hidden state as one vector
