@@ -96,7 +96,8 @@ def test_stats_have_the_fields_that_people_watch(rig: Rig) -> None:
 def test_the_page_describes_what_is_served(rig: Rig) -> None:
     page = rig.http.get("/openapi.json").json()
     assert set(page["paths"]) == {
-        "/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{model}", "/health", "/stats",
+        "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings",
+        "/v1/models", "/v1/models/{model}", "/health", "/stats", "/v1/messages", "/v1/messages/count_tokens",
         "/metrics", "/metrics/prometheus", "/prometheus/metrics", "/models", "/ready", "/version",
         "/generate", "/tokenize", "/detokenize", "/apply-template",
     }  # fmt: skip

@@ -18,7 +18,19 @@ from mini_vllm.server.lifecycle import Lifecycle
 from mini_vllm.server.limits import RateLimits
 from mini_vllm.server.middleware import BodyLimit, RateGate, RequestBoundary
 from mini_vllm.server.prompts import PromptReader
-from mini_vllm.server.routes import chat, completions, embeddings, generate, health, models, page, sockets, text
+from mini_vllm.server.routes import (
+    chat,
+    completions,
+    embeddings,
+    generate,
+    health,
+    messages,
+    models,
+    page,
+    responses,
+    sockets,
+    text,
+)
 from mini_vllm.server.routes import metrics as metrics_routes
 from mini_vllm.server.service import Service
 from mini_vllm.server.stats import StatsView, process_memory
@@ -27,6 +39,10 @@ from mini_vllm.telemetry import Labels, LatencyRecorder, Metrics, Reading
 
 logger = logging.getLogger(__name__)
 
+ROUTES = (
+    *(completions, chat, responses, messages, embeddings, generate),
+    *(text, models, health, metrics_routes, sockets),
+)
 SAMPLE_SECONDS = 1.0
 
 
@@ -74,7 +90,7 @@ def create_app(
     app.add_middleware(KeyCheck, keys=keys)
     _guard_places(app, config)
     app.add_middleware(RequestBoundary, count=metrics.count_answer)
-    for module in (completions, chat, embeddings, generate, text, models, health, metrics_routes, sockets):
+    for module in ROUTES:
         app.include_router(module.router(service))
     app.include_router(page.router())
     return app

@@ -11,7 +11,9 @@ from mini_vllm.server.protocol.common import ErrorResponse
 from mini_vllm.server.protocol.completions import CompletionRequest, CompletionResponse
 from mini_vllm.server.protocol.embeddings import EmbeddingRequest, EmbeddingResponse
 from mini_vllm.server.protocol.generate import EVENTS, GenerateRequest
+from mini_vllm.server.protocol.messages import CountRequest, CountResponse, Message, MessagesRequest
 from mini_vllm.server.protocol.models import Health, MetricsPage, ModelCard, ModelList, Stats, Version
+from mini_vllm.server.protocol.responses import ResponseObject, ResponsesRequest
 from mini_vllm.server.protocol.text import (
     ApplyTemplateRequest,
     ApplyTemplateResponse,
@@ -28,6 +30,8 @@ _TYPES = (
     ChatResponse,
     CompletionRequest,
     CompletionResponse,
+    CountRequest,
+    CountResponse,
     DetokenizeRequest,
     DetokenizeResponse,
     EmbeddingRequest,
@@ -36,9 +40,13 @@ _TYPES = (
     GenerateRequest,
     *EVENTS,
     Health,
+    Message,
+    MessagesRequest,
     MetricsPage,
     ModelCard,
     ModelList,
+    ResponseObject,
+    ResponsesRequest,
     Stats,
     TokenizeRequest,
     TokenizeResponse,

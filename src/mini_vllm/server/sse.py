@@ -33,6 +33,11 @@ def encode_event(payload: Any) -> bytes:
     return b"data: " + line + b"\n\n"
 
 
+def encode_named_event(name: str, payload: Any) -> bytes:
+    """One event that says its name on a line of its own."""
+    return b"event: " + name.encode() + b"\n" + encode_event(payload)
+
+
 class EventStream(Response):
     """Sends events as they come and stops their source when the client leaves."""
 

@@ -36,7 +36,37 @@ CHAT_REJECTED: dict[str, str] = {
     "audio": "this server makes text only",
     "web_search_options": "there is no web search",
     "chat_template": "templates in requests are not accepted; start the server with --chat-template",
-    "thinking_token_budget": "not supported yet",
+}
+
+RESPONSES_IGNORED: dict[str, str] = {
+    **{name: why for name, why in CHAT_IGNORED.items() if name not in ("metadata", "store")},
+    "reasoning": "the model decides",
+    "access_programs": "for the hosted service",
+    "max_tool_calls": "it counts calls of built-in tools, and there are none",
+}
+
+RESPONSES_REJECTED: dict[str, str] = {
+    **SHARED_REJECTED,
+    "conversation": "conversations are not kept apart from responses; use previous_response_id",
+    "prompt": "stored prompts are not supported; send instructions and input",
+    "background_options": "responses are made while the client waits",
+    "image": "this server makes text only",
+    "context_management": "inputs are never shortened here",
+    "chat_template": "templates in requests are not accepted; start the server with --chat-template",
+}
+
+MESSAGES_IGNORED: dict[str, str] = {
+    **{name: why for name, why in SHARED_IGNORED.items() if name in ("metadata", "service_tier")},
+    "cache_control": "equal prefixes are always shared",
+    "inference_geo": "for the hosted service",
+    "output_config": "the model decides",
+}
+
+MESSAGES_REJECTED: dict[str, str] = {
+    **SHARED_REJECTED,
+    "container": "there are no containers",
+    "context_management": "inputs are never shortened here",
+    "mcp_servers": "tools run at the client",
 }
 
 EMBEDDINGS_IGNORED: dict[str, str] = {"user": SHARED_IGNORED["user"]}

@@ -67,6 +67,10 @@ class ChatAnswer:
         usage = self._choices.usage() if with_usage else UNSET
         return [self._chunk([choice], usage) for choice in choices]
 
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        return self._choices.usage()
+
     def usage_chunk(self) -> ChatChunk:
         """The last event of a stream that includes usage."""
         return self._chunk([], self._choices.usage())
