@@ -52,7 +52,7 @@ class Recorder:
             started=tuple(draft.started),
             preempted=tuple(draft.preempted),
             finished=tuple(self._ended),
-            blocks_shared=self._cache.num_shared,
+            blocks_shared=draft.blocks_shared,
             blocks_evicted=self._num_evicted - before,
         )
         self._ended.clear()

@@ -353,6 +353,7 @@ class Scheduler:
         plan = draft.freeze(self._counters.steps, released=tuple(self._released))
         self._released.clear()
         self._counters.steps += 1
+        draft.blocks_shared = self._cache.num_shared
         self._draft = draft
         self._planned = StepStats(
             step_id=plan.step_id,

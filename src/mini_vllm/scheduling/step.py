@@ -24,6 +24,7 @@ class PlanDraft:
         self.preempted: list[tuple[int, int]] = []  # victim, for whom
         self.waits: list[tuple[int, WaitReason]] = []  # who got nothing, and why
         self.num_pending = 0  # of them, those that wait for a prefix
+        self.blocks_shared = 0  # held by more than one sequence, when the plan was made
         self.halt: WaitReason | None = None  # why nobody else was admitted
         self.started: list[tuple[int, int]] = []  # who got a row, tokens found in the cache
         self._load: StepLoad | None = None  # of the chunks, once somebody has asked

@@ -32,6 +32,7 @@ from mini_vllm.server.routes import (
     text,
 )
 from mini_vllm.server.routes import metrics as metrics_routes
+from mini_vllm.server.routes import trace as trace_routes
 from mini_vllm.server.service import Service
 from mini_vllm.server.stats import StatsView, process_memory
 from mini_vllm.server.watch import SECONDS_PER_OPERATION, SECONDS_PER_STEP, StallWatch
@@ -41,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 ROUTES = (
     *(completions, chat, responses, messages, embeddings, generate),
-    *(text, models, health, metrics_routes, sockets),
+    *(text, models, health, metrics_routes, trace_routes, sockets),
 )
 SAMPLE_SECONDS = 1.0
 

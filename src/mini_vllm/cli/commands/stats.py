@@ -2,16 +2,13 @@
 
 import json
 import time
-import urllib.error
-import urllib.request
 from typing import Annotated, Any
 
 import typer
 
+from mini_vllm.cli.remote import get
 from mini_vllm.cli.render import on_terminal, table, write_json
 from mini_vllm.errors import ConfigError
-
-_SECONDS = 10.0
 
 
 def command(
@@ -44,23 +41,12 @@ def command(
 
 def read_stats(url: str, *, api_key: str | None = None) -> dict[str, Any]:
     """The server's figures (`ConfigError` when nobody answers there). Of several keys the first is sent."""
-    address = url.rstrip("/") + "/stats"
-    if not address.startswith(("http://", "https://")):
-        raise ConfigError(f"url is {url!r}; it must begin with http:// or https://", param="url")
-    key = (api_key or "").split(",")[0].strip()
-    request = urllib.request.Request(address, headers={"authorization": f"Bearer {key}"} if key else {})
     try:
-        with urllib.request.urlopen(request, timeout=_SECONDS) as response:
-            stats = json.load(response)
-    except urllib.error.HTTPError as error:
-        remedy = "; give its key in MINI_VLLM_API_KEY" if error.code == 401 else ""
-        raise ConfigError(f"{address} answers {error.code} {error.reason}{remedy}") from None
-    except (OSError, ValueError, urllib.error.URLError) as error:
-        raise ConfigError(
-            f"no mini-vLLM server answers at {address} ({error}); start one with `mini-vllm serve`"
-        ) from None
+        stats = json.loads(get(url, "/stats", api_key=api_key))
+    except ValueError:
+        stats = None
     if not isinstance(stats, dict):
-        raise ConfigError(f"{address} does not answer as a mini-vLLM server does")
+        raise ConfigError(f"{url} does not answer as a mini-vLLM server does")
     return stats
 
 
