@@ -12,6 +12,7 @@ from typing import Any, get_args
 from mini_vllm.errors import ConfigError
 
 POLICIES = ("fcfs", "priority", "fair", "srf", "static", "deadline")
+ENGINE_FORMS = ("thread", "process")
 MAX_THREADS = 1024  # more only wait for each other, for minutes
 _KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "text", type(None): "None"}
 
@@ -97,6 +98,11 @@ class SchedulerConfig:
 class ServerConfig:
     """The HTTP server."""
 
+    engine_form: str = doc(
+        "thread",
+        "where the engine computes: on a thread of the server, or in a process of its own, restarted when it fails",
+        choices=ENGINE_FORMS,
+    )
     host: str = doc("127.0.0.1", "address to listen on")
     port: int = doc(8000, "port to listen on; 0 picks a free one")
     max_body_bytes: int = doc(8 * 2**20, "largest request body")
@@ -123,6 +129,7 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         _check_types(self)
+        _check_choices(self)
         _check_positive(self, "max_body_bytes", "requests_per_minute", "tokens_per_minute")
         for name in ("body_timeout", "request_timeout", "stall_timeout"):
             if (value := getattr(self, name)) is not None and not value > 0:

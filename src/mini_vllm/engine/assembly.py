@@ -6,6 +6,7 @@ The only place that knows every room below. Heavy ones are imported when a model
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mini_vllm.config import EngineConfig
@@ -16,6 +17,7 @@ from mini_vllm.scheduling import Trace
 from mini_vllm.types import SamplingParams
 
 if TYPE_CHECKING:
+    from mini_vllm.grammar import GrammarCompiler
     from mini_vllm.models import ModelInfo
     from mini_vllm.text import ChatTemplate, Tokenizer
     from mini_vllm.weights import Checkpoint
@@ -25,11 +27,10 @@ SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penal
 
 
 @dataclass(slots=True, kw_only=True)
-class Engine:
-    """One loaded model and all that turns prompts into steps and steps into text."""
+class EngineFront:
+    """What turns prompts into requests and tokens into text, and what is known of the engine between them."""
 
     config: EngineConfig
-    core: EngineCore
     frontend: Frontend
     info: "ModelInfo | None" = None  # None: a fake executor, which has no model
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)  # what the model's generation config sets
@@ -52,46 +53,82 @@ class Engine:
         )
 
     def close(self) -> None:
+        """Free what it holds. Idempotent."""
+        self.on_close()
+
+
+@dataclass(slots=True, kw_only=True)
+class Engine(EngineFront):
+    """One loaded model and all that turns prompts into steps and steps into text."""
+
+    core: EngineCore
+
+    def close(self) -> None:
         """Free what the model holds. Idempotent."""
         self.core.close()
         self.on_close()
 
 
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How an engine comes about, here or in a process of its own: functions by name (`module:function`)."""
+
+    engine: str = "mini_vllm.engine.assembly:load_engine"  # configuration in, `Engine` out
+    frontend: str = "mini_vllm.engine.assembly:open_frontend"  # its front end alone, for an engine that is elsewhere
+
+    def load(self, config: EngineConfig) -> Engine:
+        """The engine, in this process."""
+        engine: Engine = find_function(self.engine)(config)
+        return engine
+
+    def open_frontend(self, config: EngineConfig) -> Callable[[ModelLimits], Frontend]:
+        """The front end, once the limits are known."""
+        opened: Callable[[ModelLimits], Frontend] = find_function(self.frontend)(config)
+        return opened
+
+
+def find_function(path: str) -> Callable[..., Any]:
+    """What `module:name` names."""
+    module, _, name = path.partition(":")
+    function: Callable[..., Any] = getattr(import_module(module), name)
+    return function
+
+
 def load_engine(config: EngineConfig) -> Engine:
     """Find, open and load the model that a configuration names. Every problem with it is a `UserError`."""
-    from mini_vllm import runner, text, weights
-    from mini_vllm.grammar import GrammarCompiler
+    from mini_vllm import runner, weights
 
     checkpoint = weights.open_checkpoint(weights.resolve(config.model.model, revision=config.model.revision))
     try:
-        tokenizer, chat_template = load_text(config, checkpoint)
-        eos_token_ids = text.eos_token_ids(checkpoint.config, checkpoint.generation_config, tokenizer, chat_template)
-        grammars = GrammarCompiler(tokenizer, eos_token_ids=eos_token_ids)
-        executor = runner.load_executor(config, checkpoint, vocab_size=tokenizer.vocab_size, grammars=grammars)
+        words = load_words(config, checkpoint)
+        executor = runner.load_executor(
+            config, checkpoint, vocab_size=words.tokenizer.vocab_size, grammars=words.grammars
+        )
     except BaseException:
         checkpoint.close()
         raise
-    engine = join(
-        config,
-        executor,
-        num_blocks=executor.num_blocks,
-        frontend=Frontend(
-            tokenizer,
-            ModelLimits(
-                max_model_len=executor.max_model_len,
-                vocab_size=executor.info.vocab_size,
-                eos_token_ids=eos_token_ids,
-            ),
-            chat_template=chat_template,
-            grammars=grammars,
-            clock=time.monotonic,
-        ),
+    limits = ModelLimits(
+        max_model_len=executor.max_model_len,
+        vocab_size=executor.info.vocab_size,
+        eos_token_ids=words.eos_token_ids,
     )
+    engine = join(config, executor, num_blocks=executor.num_blocks, frontend=words.frontend(limits))
     engine.info = executor.info
     engine.description = executor.description
     engine.sampling_defaults = sampling_defaults(checkpoint.generation_config) if config.model.generation_config else {}
     engine.on_close = checkpoint.close
     return engine
+
+
+def open_frontend(config: EngineConfig) -> Callable[[ModelLimits], Frontend]:
+    """The front end of an engine that is loaded elsewhere: everything but the weights, then the limits of the model."""
+    from mini_vllm import weights
+
+    checkpoint = weights.open_checkpoint(weights.resolve(config.model.model, revision=config.model.revision))
+    try:
+        return load_words(config, checkpoint).frontend
+    finally:
+        checkpoint.close()
 
 
 def join(
@@ -116,6 +153,32 @@ def join(
 
     core = EngineCore(make_scheduler, executor)
     return Engine(config=config, core=core, frontend=frontend, clock=clock, trace=trace)
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What of a model is about text."""
+
+    tokenizer: "Tokenizer"
+    chat_template: "ChatTemplate"
+    eos_token_ids: tuple[int, ...]
+    grammars: "GrammarCompiler"
+
+    def frontend(self, limits: ModelLimits) -> Frontend:
+        """The front end of an engine with these limits."""
+        return Frontend(
+            self.tokenizer, limits, chat_template=self.chat_template, grammars=self.grammars, clock=time.monotonic
+        )
+
+
+def load_words(config: EngineConfig, checkpoint: "Checkpoint") -> Words:
+    """Tokenizer, template and grammars of an open checkpoint."""
+    from mini_vllm import text
+    from mini_vllm.grammar import GrammarCompiler
+
+    tokenizer, chat_template = load_text(config, checkpoint)
+    eos_token_ids = text.eos_token_ids(checkpoint.config, checkpoint.generation_config, tokenizer, chat_template)
+    return Words(tokenizer, chat_template, eos_token_ids, GrammarCompiler(tokenizer, eos_token_ids=eos_token_ids))
 
 
 def load_text(config: EngineConfig, checkpoint: "Checkpoint") -> "tuple[Tokenizer, ChatTemplate]":

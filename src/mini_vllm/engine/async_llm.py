@@ -13,15 +13,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mini_vllm.config import EngineConfig
-from mini_vllm.engine.assembly import Engine, load_engine
+from mini_vllm.config import ENGINE_FORMS, EngineConfig
+from mini_vllm.engine.assembly import Engine, EngineFront, Recipe
 from mini_vllm.engine.choice import Vocabulary
-from mini_vllm.engine.client import Observer, ThreadClient
+from mini_vllm.engine.client import LocalClient, Observer, ThreadClient
 from mini_vllm.engine.embedding import check_dimensions, embed, fit_vector
 from mini_vllm.engine.frontend import ChatRenderer, Prompt, check_params
 from mini_vllm.engine.outputs import OutputCollector
 from mini_vllm.engine.stream import Asked, TextStream, is_long
-from mini_vllm.errors import EngineDeadError, EngineStepError, InvalidParameterError
+from mini_vllm.errors import ConfigError, EngineDeadError, EngineStepError, InvalidParameterError
 from mini_vllm.scheduling import Trace
 from mini_vllm.text.tools import ToolFormat, choose_format
 from mini_vllm.types import ANYONE, Embedding, EngineStats, Pooling, RequestOutput, SamplingParams, Standing
@@ -33,18 +33,23 @@ if TYPE_CHECKING:
 class AsyncLLM:
     """A model that serves many requests at once. `async with AsyncLLM("smollm2-135m") as llm: …`.
 
-    Options are those of `LLM`. All methods belong to asyncio loops; only `abort`, `stats`, `is_alive` and `shutdown`
-    may be called from elsewhere.
+    Options are those of `LLM`. `engine_form` says where it computes: on a "thread" of this process, or in a "process"
+    of its own, which is started again when it dies. All methods belong to asyncio loops; only `abort`, `stats`,
+    `is_alive` and `shutdown` may be called from elsewhere.
     """
 
-    def __init__(self, model: str | os.PathLike[str] = "smollm2-135m", **options: Any) -> None:
-        self._prepare(EngineConfig.from_options(model=model, **options))
+    def __init__(
+        self, model: str | os.PathLike[str] = "smollm2-135m", *, engine_form: str = "thread", **options: Any
+    ) -> None:
+        self._prepare(EngineConfig.from_options(model=model, **options), engine_form)
 
     @classmethod
-    def from_config(cls, config: EngineConfig) -> "AsyncLLM":
-        """What a config names; `start` loads it."""
+    def from_config(
+        cls, config: EngineConfig, *, engine_form: str = "thread", recipe: Recipe | None = None
+    ) -> "AsyncLLM":
+        """What a config names; `start` loads it, by the recipe where one is given."""
         llm = cls.__new__(cls)
-        llm._prepare(config)
+        llm._prepare(config, engine_form, recipe)
         return llm
 
     @classmethod
@@ -54,10 +59,16 @@ class AsyncLLM:
         llm._open(engine)
         return llm
 
-    def _prepare(self, config: EngineConfig) -> None:
+    def _prepare(self, config: EngineConfig, engine_form: str = "thread", recipe: Recipe | None = None) -> None:
+        if engine_form not in ENGINE_FORMS:
+            raise ConfigError(
+                f"engine_form is {engine_form!r}; choose one of {', '.join(ENGINE_FORMS)}", param="engine_form"
+            )
         self.config = config
-        self._engine: Engine | None = None
-        self._client: ThreadClient | None = None
+        self.engine_form = engine_form
+        self._recipe = recipe or Recipe()
+        self._engine: EngineFront | None = None
+        self._client: LocalClient | None = None
         self._starting = asyncio.Lock()
         self._serial = itertools.count()
         self._observers: list[Observer] = []
@@ -70,13 +81,22 @@ class AsyncLLM:
     async def start(self) -> None:
         """Load the model and start the engine; once. The asyncio loop stays free meanwhile."""
         async with self._starting:
-            if self._engine is None:
-                self._open(await asyncio.to_thread(load_engine, self.config))
+            if self._engine is not None:
+                return
+            if self.engine_form == "process":
+                from mini_vllm.engine.process import start_process
+
+                self._engine, self._client = await asyncio.to_thread(
+                    start_process, self.config, self._recipe, self._observers
+                )
+            else:
+                self._open(await asyncio.to_thread(self._recipe.load, self.config))
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Stop after the step in flight; unfinished streams raise `EngineDeadError`. Idempotent.
 
-        Waits `timeout` seconds at most for that step (None: as long as it takes); one that hangs keeps the model.
+        Waits `timeout` seconds at most for that step (None: as long as it takes; a process is killed in the end); a
+        thread that hangs keeps the model.
         """
         if self._client is None or self._engine is None:
             return
@@ -91,14 +111,14 @@ class AsyncLLM:
         await asyncio.to_thread(self.shutdown)
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> EngineFront:
         """The parts: configuration, tokenizer, limits, description."""
         if self._engine is None:
             raise EngineDeadError("the engine is not started; await start() first")
         return self._engine
 
     @property
-    def client(self) -> ThreadClient:
+    def client(self) -> LocalClient:
         """Tokens in, tokens out."""
         if self._client is None:
             raise EngineDeadError("the engine is not started; await start() first")
@@ -118,9 +138,9 @@ class AsyncLLM:
         """Changes with any progress of the engine; None while nothing is being computed."""
         return None if self._client is None else self._client.marker()
 
-    def give_up(self, reason: str) -> None:
-        """Declare a hung engine dead: unfinished streams raise `EngineDeadError`, and no new ones begin."""
-        self.client.give_up(reason)
+    def give_up(self, reason: str) -> bool:
+        """Declare a hung engine dead: unfinished streams raise `EngineDeadError`. Whether another takes its place."""
+        return self.client.give_up(reason)
 
     @property
     def tokenizer(self) -> Vocabulary:

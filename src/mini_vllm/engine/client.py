@@ -1,8 +1,10 @@
 """What the front doors see of an engine: submit requests, iterate over their tokens, abort them.
 
-`EngineClient` is the protocol; `ThreadClient` is an engine on a thread of this process. Must not know about text.
+`EngineClient` is the protocol; `ThreadClient` is an engine on a thread of this process, `process.ProcessClient` one in
+a process of its own. Must not know about text.
 """
 
+import abc
 import asyncio
 import weakref
 from collections import deque
@@ -55,21 +57,55 @@ class EngineClient(Protocol):
         """State and counters as of the last step."""
 
 
-class ThreadClient:
-    """An engine on a thread of this process.
+class Driver(Protocol):
+    """What runs an engine between commands and deltas: `EngineLoop` here, `EngineProcess` elsewhere."""
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests that are accepted or refused together. `EngineDeadError` when there is no engine."""
+
+    def abort(self, request_id: str, *, reason: FinishReason = "abort") -> None:
+        """End a request in the next step; unknown ids and a dead engine are ignored."""
+
+    def stats(self) -> EngineStats:
+        """As of the end of the last step."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a request submitted now would be answered."""
+
+    @property
+    def counts_operations(self) -> bool:
+        """Whether `marker` moves within a step too."""
+
+    def marker(self) -> Hashable | None:
+        """Changes with any progress; None while nothing is being computed."""
+
+    def give_up(self, death: EngineDeadError) -> bool:
+        """Declare a hung engine dead; whether another takes its place."""
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Stop after the step in flight, `timeout` seconds at most; whether it has ended."""
+
+
+class LocalClient(abc.ABC):
+    """An engine on this machine, behind a driver.
 
     A step's deltas cross into each asyncio loop with one wake-up, not one per token. A stream's queue is bounded:
     past `MAX_PENDING` deltas the newest are joined to one another, so a slow reader loses nothing and stalls nobody.
     """
 
-    def __init__(self, core: EngineCore, *, observers: Sequence[Observer] = ()) -> None:
-        """`observers` are called on the engine's thread with the deltas of every step, before anybody waits for them;
+    def __init__(self, *, observers: Sequence[Observer] = ()) -> None:
+        """`observers` are called on the driver's thread with the deltas of every step, before anybody waits for them;
         they must be quick."""
         # By request id, weak: a stream that its reader drops must not live on here. Single dict operations are
         # atomic, and no lock is held, because finalisers come here too.
         self._streams: dict[str, weakref.ref[_Stream]] = {}
         self._observers = observers
-        self._loop = EngineLoop(core, deliver=self._deliver, on_death=self._die)
+        self._loop = self._drive()
+
+    @abc.abstractmethod
+    def _drive(self) -> Driver:
+        """Start what calls `_deliver` and `_die`."""
 
     def submit(self, *requests: Request) -> "_Stream":
         """Queue requests that are accepted or refused together. Call it inside a running asyncio loop."""
@@ -106,9 +142,9 @@ class ThreadClient:
         """Changes with any progress; None while nothing is being computed."""
         return self._loop.marker()
 
-    def give_up(self, reason: str) -> None:
-        """Declare a hung engine dead: unfinished streams raise `EngineDeadError`, and no new ones begin."""
-        self._loop.give_up(EngineDeadError(reason))
+    def give_up(self, reason: str) -> bool:
+        """Declare a hung engine dead: unfinished streams raise `EngineDeadError`. Whether another takes its place."""
+        return self._loop.give_up(EngineDeadError(reason))
 
     @property
     def is_alive(self) -> bool:
@@ -118,7 +154,7 @@ class ThreadClient:
     def shutdown(self, timeout: float | None = None) -> bool:
         """Stop after the step in flight; unfinished streams raise `EngineDeadError`.
 
-        Blocks until the thread ends, `timeout` seconds at most; whether it has ended.
+        Blocks until the engine has ended, `timeout` seconds at most; whether it has.
         """
         return self._loop.stop(timeout)
 
@@ -161,6 +197,17 @@ class ThreadClient:
                 self._wake(stream.loop, [(stream, Refused(tuple(stream.open_ids), error))])
 
 
+class ThreadClient(LocalClient):
+    """An engine on a thread of this process."""
+
+    def __init__(self, core: EngineCore, *, observers: Sequence[Observer] = ()) -> None:
+        self._core = core
+        super().__init__(observers=observers)
+
+    def _drive(self) -> Driver:
+        return EngineLoop(self._core, deliver=self._deliver, on_death=self._die)
+
+
 def _hand_over(batch: "list[tuple[_Stream, Event]]") -> None:
     for stream, event in batch:
         stream.put(event)
@@ -169,7 +216,7 @@ def _hand_over(batch: "list[tuple[_Stream, Event]]") -> None:
 class _Stream:
     """A `TokenStream`. All but `abandon` runs on its asyncio loop."""
 
-    def __init__(self, client: ThreadClient, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, client: LocalClient, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.open_ids: list[str] = []  # requests that are not finished yet
         self.reference = weakref.ref(self)

@@ -106,7 +106,7 @@ class EngineCore:
         """Start afresh; the last deltas of the requests in flight. `EngineDeadError` if even that fails."""
         lost, self._live = list(self._live), {}
         try:
-            past = _end_as_errors(self.stats())
+            past = end_as_errors(self.stats())
             self.executor.reset()
             self.scheduler, self._past = self._make_scheduler(), past
         except Exception as cause:
@@ -130,7 +130,7 @@ class EngineCore:
         """State now, counters since construction; once closed, as they were then."""
         if self._final is not None:
             return self._final
-        return _sum(self._past, self.scheduler.stats())
+        return add_counters(self._past, self.scheduler.stats())
 
     def _check_alive(self) -> None:
         if self.death is not None:
@@ -141,12 +141,12 @@ def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def _sum(past: EngineStats, now: EngineStats) -> EngineStats:
-    """`now` with the counters of `past` added."""
+def add_counters(past: EngineStats, now: EngineStats) -> EngineStats:
+    """`now` with the counters of `past` added; gauges stay."""
     counters = [field.name for field in fields(EngineStats) if field.name not in GAUGES]
     return replace(now, **{name: getattr(past, name) + getattr(now, name) for name in counters})
 
 
-def _end_as_errors(stats: EngineStats) -> EngineStats:
+def end_as_errors(stats: EngineStats) -> EngineStats:
     """The counters to keep of a scheduler that is dropped: what it held ends as errors."""
     return replace(stats, finished_error=stats.finished_error + stats.running + stats.waiting)

@@ -102,7 +102,7 @@ class Frontend:
         prompt_ids = self.tokenize(prompt)
         max_tokens = self._resolve_max_tokens(len(prompt_ids), params.max_tokens)
         self._check_params(params)
-        self._check_structure(params)
+        self.check_structure(params)
         stop_texts = self._stop_tokens_of(params.stop)
         seed = self._fresh_seed() if params.seed is None else params.seed
         requests = tuple(
@@ -225,7 +225,7 @@ class Frontend:
                 param="bad_token_ids" if params.allowed_token_ids is None else "allowed_token_ids",
             )
 
-    def _check_structure(self, params: SamplingParams) -> None:
+    def check_structure(self, params: SamplingParams) -> None:
         """Compile the grammar, which the executor then finds ready; one that cannot be compiled is refused."""
         if params.structured_outputs is None:
             return

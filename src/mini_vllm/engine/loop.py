@@ -96,16 +96,19 @@ class EngineLoop:
 
     def marker(self) -> Hashable | None:
         """Changes with every step, and with every operation where the executor counts them; None between steps."""
-        if not self._is_stepping:
-            return None
+        return self.progress() if self._is_stepping else None
+
+    def progress(self) -> tuple[int, int | None]:
+        """Steps begun, and operations done where the executor counts them."""
         progress = getattr(self._core.executor, "progress", None)
         return self._num_begun, None if progress is None else progress()
 
-    def give_up(self, death: EngineDeadError) -> None:
-        """Declare a hung engine dead, from another thread. Its own can only be left behind."""
+    def give_up(self, death: EngineDeadError) -> bool:
+        """Declare a hung engine dead, from another thread. Its own can only be left behind, without another."""
         self._death = self._death or death
         self._stopping = True
         self._on_death(self._death)
+        return False
 
     def stop(self, timeout: float | None = None) -> bool:
         """End the thread after the step in flight; what is still running gets `EngineDeadError`. Whether it ended."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 from functools import partial
 
-from mini_vllm.engine.assembly import Engine
+from mini_vllm.engine.assembly import EngineFront
 from mini_vllm.engine.choice import ChoiceText
 from mini_vllm.engine.client import EngineClient, TokenStream
 from mini_vllm.engine.frontend import PreparedRequest, Prompt
@@ -37,7 +37,7 @@ class TextStream:
     """
 
     def __init__(
-        self, engine: Engine, client: EngineClient, asked: Asked, *, on_end: "Callable[[TextStream], object]"
+        self, engine: EngineFront, client: EngineClient, asked: Asked, *, on_end: "Callable[[TextStream], object]"
     ) -> None:
         self._engine = engine
         self._client = client

@@ -154,6 +154,6 @@ async def _sample(service: Service) -> None:
         if engine.is_alive and watch.is_stalled():
             reason = f"the engine has hung: a step has made no progress for {watch.limit:g} s"
             logger.critical(reason)
-            engine.give_up(reason)
-            service.hung.set()
+            if not engine.give_up(reason):
+                service.hung.set()
         await asyncio.sleep(SAMPLE_SECONDS)

@@ -55,8 +55,8 @@ class TextEngine(Protocol):
     def marker(self) -> Hashable | None:
         """Changes with any progress; None while nothing is being computed."""
 
-    def give_up(self, reason: str) -> None:
-        """Fail what runs and take nothing new: it was found to hang."""
+    def give_up(self, reason: str) -> bool:
+        """Fail what runs: it was found to hang. Whether it will work again by itself."""
 
     async def start(self) -> None:
         """Load the model and begin to work; once, further calls do nothing."""

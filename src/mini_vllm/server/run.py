@@ -42,7 +42,8 @@ def run(
 
     model = engine_config.model
     names = dict.fromkeys((*split_list(model.served_model_name), model.model))
-    return serve(AsyncLLM.from_config(engine_config), server_config, model_names=tuple(names), prepare=prepare)
+    llm = AsyncLLM.from_config(engine_config, engine_form=server_config.engine_form)
+    return serve(llm, server_config, model_names=tuple(names), prepare=prepare)
 
 
 def serve(
