@@ -17,10 +17,12 @@ def default_model() -> Path:
 SLOW_MODULES = {
     "cli/test_process.py",
     "engine/test_default_model.py",
+    "engine/test_process.py",
     "engine/test_threads.py",
     "invariance/test_mixes.py",
     "server/test_access.py",
     "server/test_cancel.py",
+    "server/test_engine_process.py",
     "server/test_errors.py",
     "server/test_load.py",
     "server/test_metrics.py",

@@ -53,7 +53,7 @@ def main(host: str, port: str, timeout: str, loading: str, *more: str) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     finally:
-        llm.shutdown()
+        llm.shutdown(timeout=1)
 
 
 if __name__ == "__main__":

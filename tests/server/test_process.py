@@ -143,6 +143,21 @@ def test_srv_19_whole_answers_that_do_not_finish_are_a_503() -> None:
         assert running.wait(5) == 0
 
 
+def test_srv_19_a_hung_engine_does_not_keep_the_server_from_leaving() -> None:
+    with process(timeout=0.3, stall="60") as running:
+        url, answers = url_of(running), []
+        asker = threading.Thread(
+            target=lambda: answers.append(httpx.post(url + "/v1/completions", json={"prompt": "hm"}, timeout=30))
+        )
+        asker.start()
+        while httpx.get(url + "/stats").json()["queue_depth"] == 0:
+            time.sleep(0.01)
+        running.send_signal(signal.SIGTERM)
+        asker.join(10)
+        assert answers[0].status_code == 503 and "shutting down" in answers[0].text
+        assert running.wait(15) == 0
+
+
 def test_srv_19_the_second_signal_ends_it_at_once() -> None:
     with process(timeout=30) as running:
         streams = started_streams_that_break(url_of(running))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any, get_args
 
-from mini_vllm.engine.assembly import Engine
+from mini_vllm.engine.assembly import EngineFront
 from mini_vllm.engine.batch import read_embedding
 from mini_vllm.engine.client import EngineClient
 from mini_vllm.errors import InvalidParameterError
@@ -21,7 +21,7 @@ async def embed(client: EngineClient, request: Request) -> Embedding:
         return read_embedding(delta, request.prompt_token_ids)
 
 
-def check_dimensions(dimensions: Any, engine: Engine) -> None:
+def check_dimensions(dimensions: Any, engine: EngineFront) -> None:
     """Refuse a number of dimensions that the model does not have."""
     most = None if engine.info is None else engine.info.hidden_size
     is_number = isinstance(dimensions, int) and not isinstance(dimensions, bool)

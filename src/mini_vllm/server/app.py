@@ -45,6 +45,7 @@ ROUTES = (
     *(text, models, health, metrics_routes, trace_routes, sockets),
 )
 SAMPLE_SECONDS = 1.0
+SECONDS_FOR_LAST_STEP = 5.0  # at shutdown; then a hung step is left behind
 
 
 def create_app(
@@ -141,7 +142,7 @@ async def _life(service: Service) -> AsyncIterator[None]:
         sampler.cancel()
         service.lifecycle.cut()
         service.reader.close()
-        await asyncio.to_thread(service.engine.shutdown)
+        await asyncio.to_thread(service.engine.shutdown, SECONDS_FOR_LAST_STEP)
 
 
 async def _sample(service: Service) -> None:

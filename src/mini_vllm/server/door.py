@@ -61,8 +61,8 @@ class TextEngine(Protocol):
     async def start(self) -> None:
         """Load the model and begin to work; once, further calls do nothing."""
 
-    def shutdown(self) -> None:
-        """Stop working. May block for a step."""
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Stop working. May block for a step, `timeout` seconds at most."""
 
     def default_sampling_params(self) -> SamplingParams:
         """What holds for fields that a request leaves out."""

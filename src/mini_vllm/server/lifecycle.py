@@ -6,6 +6,7 @@ Must not know HTTP or signals.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from mini_vllm.errors import EngineDeadError
 from mini_vllm.server.errors import ServerStoppingError
 
 
@@ -25,12 +26,17 @@ class Lifecycle:
 
     @contextmanager
     def running(self, request_ids: Sequence[str]) -> Iterator[None]:
-        """Hold while these generations run. However it is left, the engine is told to drop what has not ended."""
+        """Hold while these generations run. However it is left, the engine is told to drop what has not ended.
+
+        What a dead engine leaves unfinished after the cut has ended for that reason.
+        """
         if self.is_draining:
             raise ServerStoppingError
         self._running.update(request_ids)
         try:
             yield
+        except EngineDeadError as error:
+            raise (ServerStoppingError() if self.is_cut else error) from error.__cause__
         finally:
             self._running.difference_update(request_ids)
             for request_id in request_ids:

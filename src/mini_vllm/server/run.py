@@ -22,10 +22,10 @@ from mini_vllm.errors import ConfigError
 from mini_vllm.server.access import read_keys, split_list
 from mini_vllm.server.app import create_app
 from mini_vllm.server.door import TextEngine
-from mini_vllm.server.lifecycle import Lifecycle
 from mini_vllm.server.service import Service
 
 SECONDS_TO_SAY_GOODBYE = 3.0  # between ending what still runs and closing the connections
+SECONDS_TO_OBEY = 1.5  # of those, for an engine that was told to end what still runs
 KEEP_ALIVE_SECONDS = 75
 HUNG_EXIT_CODE = 70
 BACKLOG = 2048
@@ -121,7 +121,7 @@ async def _serve(llm: TextEngine, config: ServerConfig, listener: socket.socket,
         )
     )
     service: Service = app.state.service
-    stopper.arm(server, service.lifecycle)
+    stopper.arm(server, service)
     leaving = asyncio.create_task(_leave_when_hung(service.hung))
     try:
         await server.serve(sockets=[listener])
@@ -161,23 +161,31 @@ class _Stopper:
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._server: uvicorn.Server | None = None
-        self._lifecycle: Lifecycle | None = None
+        self._service: Service | None = None
 
-    def arm(self, server: uvicorn.Server, lifecycle: Lifecycle) -> None:
+    def arm(self, server: uvicorn.Server, service: Service) -> None:
         """From now on there is a server to stop in good order."""
-        self._server, self._lifecycle = server, lifecycle
+        self._server, self._service = server, service
 
     def stop(self, number: signal.Signals) -> None:
         """First call: drain. Any other, or nothing to drain yet: leave."""
-        if self._server is None or self._lifecycle is None or self._lifecycle.is_draining:
+        if self._server is None or self._service is None or self._service.lifecycle.is_draining:
             sys.stdout.flush()
             os._exit(128 + number)
-        running = self._lifecycle.num_running
+        running = self._service.lifecycle.num_running
         grace = f": {running} running request(s) may take {self._timeout:g} s to finish (again to stop at once)"
         print("stopping" + (grace if running else ""), flush=True)
-        self._lifecycle.drain()
+        self._service.lifecycle.drain()
         self._server.should_exit = True
-        asyncio.get_running_loop().call_later(self._timeout, self._lifecycle.cut)
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._timeout, self._service.lifecycle.cut)
+        loop.call_later(self._timeout + SECONDS_TO_OBEY, _end_by_force, self._service)
+
+
+def _end_by_force(service: Service) -> None:
+    """An engine that hangs obeys nobody, but its clients get their last event."""
+    if service.lifecycle.num_running:
+        service.engine.give_up("the engine did not end its requests in time")
 
 
 def _check_tls(config: ServerConfig) -> None:
