@@ -100,8 +100,12 @@ class NativeProgram:
         weakref.finalize(self, library.mv_program_destroy, self._handle).atexit = False
         self._hidden_rows = self._hidden.floats(max_tokens, hidden.width, hidden.width)
         self._logit_rows = self._logits.floats(self._max_logit_rows, logits.width, logits.width)
+        self._run = library.mv_program_run
+        self._inputs: StepInputs | None = None  # of the last run, and what the library was told of them
+        self._step = ctypes.byref(Step())
         self._rows = 0  # hidden rows of the last run
         self._logits_ready = False  # the last run computed all of their logits
+        self._hidden_view, self._logits_view = self._hidden_rows[:0], self._logit_rows[:0]
 
     @property
     def max_logit_rows(self) -> int:
@@ -110,6 +114,28 @@ class NativeProgram:
 
     def run(self, inputs: StepInputs) -> npt.NDArray[np.float32]:
         """See `Program.run`. Logits are computed in the same call when they fit max_logit_rows."""
+        if inputs is not self._inputs:
+            self._take(inputs)
+        if status := self._run(self._handle, self._step):
+            raise ValueError(f"the step cannot run: {STATUS_TEXT[status]}")
+        return self._hidden_view
+
+    def logits(self, start: int, stop: int) -> npt.NDArray[np.float32]:
+        """See `Program.logits`."""
+        if not 0 <= start <= stop <= self._rows:
+            raise ValueError(f"logits of rows {start} to {stop}, but the last step has {self._rows}")
+        if self._logits_ready:
+            return self._logits_view if stop - start == self._rows else self._logit_rows[start:stop]
+        if status := self._library.mv_program_logits(self._handle, start, stop - start):
+            raise ValueError(f"the logits cannot be computed: {STATUS_TEXT[status]}")
+        return self._logit_rows[: stop - start]
+
+    def progress(self) -> int:
+        """See `Program.progress`."""
+        return int(self._library.mv_team_progress(self._team.handle))
+
+    def _take(self, inputs: StepInputs) -> None:
+        """Note where the arrays lie. The same `StepInputs` again means the same arrays, whatever is in them by then."""
         arrays = [_int32(array) for array in _arrays(inputs)]
         step = Step(
             arrays[0].shape[0],
@@ -118,27 +144,13 @@ class NativeProgram:
             inputs.block_tables.shape[1],
             *(array.ctypes.data for array in arrays),
         )
-        self._check(self._library.mv_program_run(self._handle, ctypes.byref(step)))
+        is_as_given = all(array is given for array, given in zip(arrays, _arrays(inputs), strict=True))
+        self._inputs = inputs if is_as_given else None
+        self._step, self._step_arrays = ctypes.byref(step), arrays
         self._rows = step.num_logit_rows
         self._logits_ready = self._rows <= self._max_logit_rows
-        return self._hidden_rows[: self._rows]
-
-    def logits(self, start: int, stop: int) -> npt.NDArray[np.float32]:
-        """See `Program.logits`."""
-        if not 0 <= start <= stop <= self._rows:
-            raise ValueError(f"logits of rows {start} to {stop}, but the last step has {self._rows}")
-        if self._logits_ready:
-            return self._logit_rows[start:stop]
-        self._check(self._library.mv_program_logits(self._handle, start, stop - start))
-        return self._logit_rows[: stop - start]
-
-    def progress(self) -> int:
-        """See `Program.progress`."""
-        return int(self._library.mv_team_progress(self._team.handle))
-
-    def _check(self, status: int) -> None:
-        if status:
-            raise ValueError(f"the step cannot run: {STATUS_TEXT[status]}")
+        self._hidden_view = self._hidden_rows[: self._rows]
+        self._logits_view = self._logit_rows[: min(self._rows, self._max_logit_rows)]
 
 
 def _arrays(inputs: StepInputs) -> tuple[Int32Array, ...]:

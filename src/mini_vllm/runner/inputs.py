@@ -1,7 +1,7 @@
 """From a plan's chunks to the arrays of one ragged forward pass, and what each of its output rows is for.
 
-Vectorised: nothing loops over tokens, and a decode step costs a few list comprehensions over its chunks. Must not
-know models or logits.
+Vectorised: nothing loops over tokens. Where the same sequences take one more token each, the last step's arrays move on
+by one position and nothing is laid out anew. Must not know models or logits.
 """
 
 from collections.abc import Sequence
@@ -18,6 +18,7 @@ from mini_vllm.types import Chunk, Outputs
 Int32Array = npt.NDArray[np.int32]
 
 NO_ROWS: Int32Array = np.zeros(0, dtype=np.int32)
+SPARE_BLOCKS = 16  # a step's tables are a multiple of this wide, so that most decode steps fit the last one's
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +51,34 @@ class StepLayout:
     num_samples: Sequence[int]  # for each chunk
     num_scores: Sequence[int]
     hidden: dict[int, tuple[int, int]]  # chunk index -> its half-open range of output rows (Outputs.HIDDEN)
+    is_plain: bool = False  # every chunk is one token and asks for one, which nobody counts, follows or reports
 
 
 class InputBuilder:
-    """Builds layouts. The arrays of a layout are reused by the next one."""
+    """Builds layouts. The arrays of a layout are reused by the next one; a layout that is given out again, with what is
+    in its arrays moved on, is the same object, so that others may keep what they derive from its arrays' addresses.
+    """
 
     def __init__(self, table: RowTable, *, max_tokens: int, max_rows: int) -> None:
         self._table = table
         self._ramp = np.arange(max(max_tokens, max_rows) + 1, dtype=np.int32)
         self._token_ids = np.zeros(max_tokens, dtype=np.int32)
-        self._positions = np.zeros(max_tokens, dtype=np.int32)
-        self._slots = np.zeros(max_tokens, dtype=np.int32)
+        self._moving = np.zeros(
+            (3, max(max_tokens, max_rows)), dtype=np.int32
+        )  # what grows by 1 from one decode step to the next
+        self._positions, self._slots, self._seq_lens = self._moving
+        self._decoding: _Decoding | None = None
         self._query_starts = np.zeros(max_rows + 1, dtype=np.int32)
         self._tables = np.zeros(max_rows * table.block_tables.shape[1], dtype=np.int32)
 
     def build(self, chunks: Sequence[Chunk]) -> StepLayout:
         """Lay out a step; appends the chunks' new blocks to their rows' tables."""
         table = self._table
+        decoding = self._decoding
+        if decoding is not None and decoding.version == table.version and decoding.goes_on(chunks):
+            decoding.move_on(chunks, table)
+            return decoding.layout
+        self._decoding = None
         rows = [table[chunk.seq_id] for chunk in chunks]
         for row, chunk in zip(rows, chunks):
             if chunk.new_block_ids:
@@ -76,7 +88,9 @@ class InputBuilder:
         lengths = np.array([len(chunk.token_ids) for chunk in chunks], dtype=np.int32)
         if _is_decode(chunks):
             inputs = self._fill(chunks, lines, starts, lengths, logit_rows=self._ramp[: len(chunks)])
-            return self._decode_layout(inputs, rows, lines)
+            layout = self._decode_layout(inputs, rows, lines)
+            self._decoding = _Decoding(layout, self._moving[:, : len(rows)], chunks, table)
+            return layout
         outputs = _OutputRows()
         first = 0
         for chunk, row in zip(chunks, rows):
@@ -89,7 +103,8 @@ class InputBuilder:
         num_seqs = len(rows)
         samples = SampleRows(rows=inputs.logit_rows, slots=lines, positions=inputs.seq_lens)
         nothing = ScoreRows(NO_ROWS, (), ())
-        return StepLayout(inputs, rows, samples, nothing, [1] * num_seqs, [0] * num_seqs, {})
+        is_plain = not any(row.penalised or row.cursor is not None or row.reports for row in rows)
+        return StepLayout(inputs, rows, samples, nothing, [1] * num_seqs, [0] * num_seqs, {}, is_plain)
 
     def _fill(
         self,
@@ -105,7 +120,7 @@ class InputBuilder:
         np.cumsum(lengths, out=query_starts[1:])
         num_tokens = int(query_starts[num_seqs])
         assert num_tokens <= self._token_ids.size, f"{num_tokens} tokens in a step made for {self._token_ids.size}"
-        seq_lens = starts + lengths
+        seq_lens = np.add(starts, lengths, out=self._seq_lens[:num_seqs])
         token_ids, positions = self._token_ids[:num_tokens], self._positions[:num_tokens]
         if num_tokens == num_seqs:
             token_ids[:] = [chunk.token_ids[0] for chunk in chunks]
@@ -129,10 +144,50 @@ class InputBuilder:
         )
 
     def _gather_tables(self, lines: Int32Array, seq_lens: Int32Array) -> Int32Array:
-        """The tables of this step's sequences, as wide as its longest one needs."""
+        """The tables of this step's sequences, as wide as its longest one needs and a little more."""
         width = -(-int(seq_lens.max(initial=0)) // self._table.block_size)
+        width = min(-(-width // SPARE_BLOCKS) * SPARE_BLOCKS, self._table.block_tables.shape[1])
         out = self._tables[: len(lines) * width].reshape(len(lines), width)
         return np.take(self._table.block_tables[:, :width], lines, axis=0, out=out, mode="clip")
+
+
+class _Decoding:
+    """A decode step that may be followed by one of the same sequences."""
+
+    def __init__(self, layout: StepLayout, moving: Int32Array, chunks: Sequence[Chunk], table: RowTable) -> None:
+        self.layout = layout
+        self.version = table.version  # of the rows; another one means other sequences or tables
+        self._block_size = table.block_size
+        self._moving = moving  # [3, R]: positions, slots, sequence lengths
+        self._token_ids, self._tables = layout.inputs.token_ids, layout.inputs.block_tables
+        self._slots = layout.inputs.slots
+        self._seq_ids = [chunk.seq_id for chunk in chunks]
+        self._starts = [chunk.start for chunk in chunks]
+        self._most = self._tables.shape[1] * self._block_size  # tokens that a row of the tables has room for
+
+    def goes_on(self, chunks: Sequence[Chunk]) -> bool:
+        """Whether the chunks are the next token of each sequence, and the tables have room for it."""
+        starts = [chunk.start - 1 for chunk in chunks]
+        return (
+            starts == self._starts
+            and [chunk.seq_id for chunk in chunks] == self._seq_ids
+            and _is_decode(chunks)
+            and max(starts) + 2 <= self._most
+        )
+
+    def move_on(self, chunks: Sequence[Chunk], table: RowTable) -> None:
+        """Bring the layout's arrays, and the rows' tables, to the next step."""
+        self._starts = [chunk.start for chunk in chunks]
+        self._token_ids[:] = [chunk.token_ids[0] for chunk in chunks]
+        np.add(self._moving, 1, out=self._moving)
+        for index, chunk in enumerate(chunks):
+            if chunk.new_block_ids:
+                row = self.layout.sequence_rows[index]
+                table.append_blocks(row, chunk)
+                end = min(row.num_blocks, self._tables.shape[1])
+                self._tables[index, :end] = table.block_tables[row.slot, :end]
+            if chunk.start % self._block_size == 0:
+                self._slots[index] = self._tables[index, chunk.start // self._block_size] * self._block_size
 
 
 class _OutputRows:
@@ -195,4 +250,4 @@ class _OutputRows:
 
 def _is_decode(chunks: Sequence[Chunk]) -> bool:
     """Whether every chunk is one token that samples: the steady state."""
-    return all([len(chunk.token_ids) == 1 and chunk.samples and chunk.outputs == Outputs.LAST for chunk in chunks])
+    return all([len(chunk.token_ids) == 1 and chunk.samples and chunk.outputs is Outputs.LAST for chunk in chunks])

@@ -61,6 +61,8 @@ class ModelRunner:
             return ()
         layout = self._builder.build(plan.chunks)
         hidden = self._program.run(layout.inputs)
+        if layout.is_plain and len(plan.chunks) <= self._program.max_logit_rows:
+            return self._plain_outputs(plan.chunks, layout)
         readings = self._read(layout, self._grammar_bits(plan.chunks, layout))
         return tuple(self._outputs(plan.chunks, layout, readings, hidden))
 
@@ -71,6 +73,14 @@ class ModelRunner:
     def clear(self) -> None:
         """Forget every sequence."""
         self.rows.clear()
+
+    def _plain_outputs(self, chunks: tuple[Chunk, ...], layout: StepLayout) -> tuple[SequenceOutput, ...]:
+        """Of a step in which every chunk gets one token and nothing else: most steps of most engines."""
+        samples = layout.samples
+        tokens, _ = self._sampler.sample(
+            self._program.logits(0, len(chunks)), samples.rows, slots=samples.slots, positions=samples.positions
+        )
+        return tuple([SequenceOutput(chunk.seq_id, (token,)) for chunk, token in zip(chunks, tokens)])
 
     def _grammar_bits(self, chunks: tuple[Chunk, ...], layout: StepLayout) -> list[Bits | None]:
         """For each row that samples, the tokens that its grammar allows; empty if no sequence here has one."""

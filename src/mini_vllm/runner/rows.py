@@ -25,6 +25,7 @@ class Row:
     prompt_token_ids: tuple[int, ...]
     num_prompt_logprobs: int
     penalised: bool
+    reports: bool = False  # whether log-probabilities of its tokens are wanted
     cursor: Cursor | None = None  # where it is in its grammar
     num_blocks: int = 0
     pool: Pool | None = None
@@ -49,6 +50,7 @@ class RowTable:
         self.states = states
         self.block_size = block_size
         self.num_constrained = 0  # rows with a grammar
+        self.version = 0  # changes with every row that comes, goes or loses its table
         self._grammars = grammars
         self.block_tables: Int32Array = np.zeros((capacity, max_blocks), dtype=np.int32)
         self._rows: dict[int, Row] = {}
@@ -67,6 +69,7 @@ class RowTable:
         for seq_id in plan.evicted:
             if (row := self._rows.get(seq_id)) is not None:
                 row.num_blocks = 0
+                self.version += 1
         for admission in plan.admitted:
             self.admit(admission)
 
@@ -75,6 +78,7 @@ class RowTable:
         assert admission.seq_id not in self._rows, f"sequence {admission.seq_id} is admitted twice"
         if not self._free:
             self._grow()
+        self.version += 1
         slot = self._free.pop()
         state = self.states.admit(slot, admission)
         row = Row(
@@ -82,6 +86,7 @@ class RowTable:
             prompt_token_ids=admission.prompt_token_ids,
             num_prompt_logprobs=admission.params.prompt_logprobs or 0,
             penalised=state.penalised,
+            reports=state.num_logprobs is not None,
             pool=None if admission.pooling is None else Pool(admission.pooling),
         )
         if admission.params.structured_outputs is not None:
@@ -95,6 +100,7 @@ class RowTable:
         """Forget a sequence; one that was never admitted (aborted while it waited) is ignored."""
         row = self._rows.pop(seq_id, None)
         if row is not None:
+            self.version += 1
             self.states.drop(row.slot)
             self.num_constrained -= row.cursor is not None
             self._free.append(row.slot)

@@ -49,6 +49,28 @@ class _Scores(ctypes.Structure):
     )
 
 
+class _Call:
+    """What the library is told of rows and their records, kept while the arrays and records stay the same."""
+
+    def __init__(self, logits: Float32Array, rows: Int32Array, states: SamplingStates, slots: Int32Array) -> None:
+        self._logits, self._rows, self._slots = logits, rows, slots
+        self._states, self._version = states, states.version
+        self.records = states.records[slots]
+        self.positions = self.records["position"]
+        self.tokens = np.empty(len(self.records), dtype=np.int32)
+        self.arguments = (ctypes.byref(_describe(logits, rows)), self.records.ctypes.data, self.tokens.ctypes.data)
+
+    def fits(self, logits: Float32Array, rows: Int32Array, states: SamplingStates, slots: Int32Array) -> bool:
+        """Whether these are the very arrays that it was made for, and no record has changed since."""
+        return (
+            logits is self._logits
+            and rows is self._rows
+            and slots is self._slots
+            and states is self._states
+            and states.version == self._version
+        )
+
+
 class Team(Protocol):
     """The compute threads of the native device."""
 
@@ -66,6 +88,7 @@ class NativeBackend:
     def __init__(self, library: ctypes.CDLL, *, team: Team | None = None) -> None:
         self._threads = team  # kept alive
         self._team = ctypes.c_void_p(None if team is None else team.handle)
+        self._call: _Call | None = None  # the last one
         self._sample, self._score = library.mv_sample, library.mv_score
         self._sample.argtypes = (ctypes.c_void_p, ctypes.POINTER(_Logits), ctypes.c_void_p, ctypes.c_void_p)
         self._score.argtypes = (ctypes.c_void_p, ctypes.POINTER(_Logits), ctypes.POINTER(_Scores))
@@ -83,11 +106,16 @@ class NativeBackend:
         grammars: Sequence[Bits | None] = (),
     ) -> list[int]:
         """See `SamplerBackend`."""
-        records = states.records[slots]
-        records["position"] = positions
+        call = self._call
+        if call is None or not call.fits(logits, rows, states, slots):
+            call = self._call = _Call(logits, rows, states, slots)
+        call.positions[:] = positions
         if grammars:
-            records["grammar"] = [_address(bits, logits.shape[1], states.limit) for bits in grammars]
-        return self._choose(logits, rows, records)
+            call.records["grammar"] = [_address(bits, logits.shape[1], states.limit) for bits in grammars]
+            self._call = None
+        self._sample(self._team, *call.arguments)
+        tokens: list[int] = call.tokens.tolist()
+        return tokens
 
     def choose_one(
         self, logits: Float32Array, row: int, state: SamplingState, position: int, *, grammar: Bits | None = None
@@ -97,7 +125,11 @@ class NativeBackend:
         state.fill(records[0])
         records["position"] = position
         records["grammar"] = _address(grammar, logits.shape[1], state.limit)
-        return self._choose(logits, np.array([row], dtype=np.int32), records)[0]
+        tokens = np.empty(1, dtype=np.int32)
+        rows = np.array([row], dtype=np.int32)
+        described = _describe(logits, rows)
+        self._sample(self._team, ctypes.byref(described), records.ctypes.data, tokens.ctypes.data)
+        return int(tokens[0])
 
     def score(
         self, logits: Float32Array, rows: Int32Array, token_ids: Sequence[int], counts: Sequence[int], *, limit: int
@@ -126,11 +158,6 @@ class NativeBackend:
                 token_ids, values.tolist(), ranks.tolist(), top_ids.tolist(), top_values.tolist(), counts
             )
         ]
-
-    def _choose(self, logits: Float32Array, rows: Int32Array, records: npt.NDArray[np.void]) -> list[int]:
-        tokens = np.empty(len(records), dtype=np.int32)
-        self._sample(self._team, _describe(logits, rows), records.ctypes.data, tokens.ctypes.data)
-        return tokens.tolist()
 
 
 def load_backend(*, required: bool, team: Team | None = None) -> NativeBackend | None:

@@ -43,6 +43,8 @@ class SamplerBackend(Protocol):
     ) -> list[int]:
         """The next token of each row, at positions[i] of the sequence in slots[i].
 
+        The same rows and slots objects again must hold the same numbers: what follows from them may be kept.
+
         grammars, if not empty: for each row the bits of the tokens that may be chosen, or None for all.
         """
 

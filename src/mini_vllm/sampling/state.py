@@ -174,6 +174,7 @@ class SamplingStates:
         self.records = np.zeros(capacity, dtype=ROW_RECORD)
         self._states: list[SamplingState | None] = [None] * capacity
         self.num_reporting = 0  # sequences that want logprobs
+        self.version = 0  # changes with every change of a record
 
     def __getitem__(self, slot: int) -> SamplingState:
         state = self._states[slot]
@@ -182,6 +183,7 @@ class SamplingStates:
 
     def admit(self, slot: int, admission: Admission) -> SamplingState:
         """Start a sequence at a free slot."""
+        self.version += 1
         while slot >= len(self._states):
             self.records = np.concatenate([self.records, np.zeros_like(self.records)])
             self._states += [None] * len(self._states)
@@ -194,6 +196,7 @@ class SamplingStates:
 
     def observe(self, slot: int, token_ids: Iterable[int]) -> None:
         """Count output tokens of a sequence."""
+        self.version += 1
         state = self[slot]
         room = state.seen_ids.size
         state.observe(token_ids)
@@ -204,6 +207,7 @@ class SamplingStates:
 
     def drop(self, slot: int) -> None:
         """Forget a sequence; its slot is free again."""
+        self.version += 1
         self.num_reporting -= self[slot].num_logprobs is not None
         self._states[slot] = None
         self.records[slot] = np.zeros((), dtype=ROW_RECORD)
