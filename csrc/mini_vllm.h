@@ -19,7 +19,9 @@ extern "C" {
 // Changes whenever a struct or a signature below does; the Python binding refuses another number.
 #define MV_ABI_VERSION 4
 
-enum mv_format { MV_F32 = 0, MV_F16 = 1, MV_BF16 = 2, MV_Q8_0 = 3, MV_Q4_0 = 4, MV_Q4_1 = 5, MV_NUM_FORMATS };
+enum mv_format { MV_F32 = 0, MV_F16 = 1, MV_BF16 = 2, MV_Q8_0 = 3, MV_Q4_0 = 4, MV_Q4_1 = 5,
+                 MV_Q5_0 = 6, MV_Q5_1 = 7, MV_Q2_K = 8, MV_Q3_K = 9, MV_Q4_K = 10, MV_Q5_K = 11, MV_Q6_K = 12,
+                 MV_NUM_FORMATS };
 
 // A matrix packed in panels of 16 rows (pack.cpp draws the layout). Used by products and by embedding look-ups.
 typedef struct mv_matrix {

@@ -4,6 +4,7 @@
 #include "kernels/panels.h"
 #include "kv_layout.h"
 #include "mini_vllm.h"
+#include "pack_k.h"
 
 namespace {
 
@@ -29,8 +30,12 @@ void pack_pairs(const mv_matrix &m, const Lane &to, const uint16_t *row) {
   for (int32_t k = 0; k < m.cols; k++) lane[int64_t(k / 2) * (2 * mv::PANEL) + k % 2] = row[k];
 }
 
-// GGUF's blocks of 32: float16 scale, for Q4_1 a float16 minimum, then the codes.
-int64_t block_bytes(int32_t format) { return format == MV_Q8_0 ? 34 : format == MV_Q4_0 ? 18 : 20; }
+// GGUF's blocks of 32: float16 scale, for Q4_1 and Q5_1 a float16 minimum, for Q5_0 and Q5_1 the fifth bits, the codes.
+int64_t head_bytes(int32_t format) { return mv::has_minimum(format) ? 4 : 2; }
+bool has_fifth_bits(int32_t format) { return format == MV_Q5_0 || format == MV_Q5_1; }
+int64_t block_bytes(int32_t format) {
+  return head_bytes(format) + (format == MV_Q8_0 ? 32 : has_fifth_bits(format) ? 20 : 16);
+}
 
 void pack_eight_bits(const uint8_t *codes, uint8_t *lane) {
   for (int k = 0; k < GROUP; k++) lane[k / 4 * 64 + k % 4] = uint8_t(codes[k] ^ 128);  // signed code + 128
@@ -45,14 +50,29 @@ void pack_four_bits(const uint8_t *codes, uint8_t *lane) {
   }
 }
 
+// Four bytes of fifth bits, column by column, before the nibbles. Q5_0: signed code + 128, as for Q8_0.
+void pack_five_bits(const uint8_t *packed, int offset, uint8_t *lane) {
+  const uint8_t *codes = packed + 4;
+  for (int k = 0; k < GROUP; k++) {
+    int four = k < 16 ? codes[k] & 15 : codes[k - 16] >> 4, fifth = packed[k / 8] >> (k % 8) & 1;
+    lane[k / 4 * 64 + k % 4] = uint8_t((four | fifth << 4) + offset);
+  }
+}
+
 void pack_blocks(const mv_matrix &m, const Lane &to, const uint8_t *row) {
   for (int64_t g = 0; g < m.cols / GROUP; g++) {
     const uint8_t *block = row + g * block_bytes(m.format);
     uint8_t *codes = reinterpret_cast<uint8_t *>(to.panel) + mv::codes_offset(m.format, g) + to.lane * 4;
     std::memcpy(to.panel + mv::scales_offset(m.format, g) + to.lane * 2, block, 2);
-    if (m.format == MV_Q4_1) std::memcpy(to.panel + mv::minima_offset(m.format, g) + to.lane * 2, block + 2, 2);
-    const uint8_t *packed = block + (m.format == MV_Q4_1 ? 4 : 2);
-    m.format == MV_Q8_0 ? pack_eight_bits(packed, codes) : pack_four_bits(packed, codes);
+    if (mv::has_minimum(m.format)) std::memcpy(to.panel + mv::minima_offset(m.format, g) + to.lane * 2, block + 2, 2);
+    const uint8_t *packed = block + head_bytes(m.format);
+    if (m.format == MV_Q8_0) {
+      pack_eight_bits(packed, codes);
+    } else if (has_fifth_bits(m.format)) {
+      pack_five_bits(packed, m.format == MV_Q5_0 ? 128 - 16 : 0, codes);
+    } else {
+      pack_four_bits(packed, codes);
+    }
   }
 }
 
@@ -67,6 +87,11 @@ extern "C" void mv_pack_rows(const mv_matrix *matrix, int32_t first_row, int32_t
   const int64_t cols = m.cols;
   for (int64_t r = 0; r < num_rows; r++) {
     const Lane to(m, first_row + r);
+    if (mv::is_k_format(m.format)) {
+      mv::pack_k_row(m.format, cols, static_cast<const uint8_t *>(rows) + r * mv::k_row_bytes(m.format, cols), to.panel,
+                     to.lane);
+      continue;
+    }
     switch (m.format) {
       case MV_F32: pack_plain(m, to, static_cast<const float *>(rows) + r * cols); break;
       case MV_F16: pack_plain(m, to, static_cast<const uint16_t *>(rows) + r * cols); break;

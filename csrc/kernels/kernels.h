@@ -17,6 +17,7 @@ extern const Kernel ATTEND, COMBINE;  // attention.cpp
 int64_t attend_scratch_bytes(const mv_op &op, const mv_store &store);
 int64_t attend_partial_len(const mv_op &op);
 void multiply_quantized(const mv_op &op, int64_t num_rows, int64_t begin, int64_t end);  // quantized.cpp
+void multiply_k_quantized(const mv_op &op, int64_t num_rows, int64_t begin, int64_t end);  // k_quantized.cpp
 
 static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }

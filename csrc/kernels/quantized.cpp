@@ -3,12 +3,13 @@
 // MV_QUANTIZE rounds every row of x in groups of 32 columns:   scale = max |x| / 127,   q = round(x / scale)
 // and writes one row as   [ q: K bytes | scale: K/32 floats | term: K/32 words ]  with Q = sum of q over the group and
 //
-//     term = -128 Q (Q8_0)   or   -8 Q (Q4_0)   as an integer,   scale * Q (Q4_1)   as a float.
+//     term = -128 Q (Q8_0, Q5_0)   or   -8 Q (Q4_0)   as an integer,   scale * Q (Q4_1, Q5_1, Q4_K, Q5_K)   as a float,
+//            the Q of both halves as 16-bit integers, the first one low (Q2_K, Q3_K, Q6_K).
 //
-// A group's share of an output is then, exactly but for the last roundings,
+// A group's share of an output is then, exactly but for the last roundings (k_quantized.cpp: the K formats),
 //
-//     Q8_0, Q4_0:  (sum of code * q + term) * (weight scale * scale)
-//     Q4_1:        (sum of code * q)        * (weight scale * scale)  +  weight minimum * term
+//     Q8_0, Q5_0, Q4_0:  (sum of code * q + term) * (weight scale * scale)
+//     Q4_1, Q5_1:        (sum of code * q)        * (weight scale * scale)  +  weight minimum * term
 //
 // where codes are unsigned, as the byte dot product of AVX-512 wants one side. The integers are exact in any order; the
 // floats are added group by group in the order of k, so an output has the same bits in every tile.
@@ -43,6 +44,13 @@ struct Q8 {
   static constexpr bool MINIMUM = false;
   static MV_INLINE void quads(const char *codes, Bytes (&w)[SHARE]) { w[0] = eight_bit_codes(load_bytes(codes)); }
   static MV_INLINE I start(const int32_t *term) { return EIGHT_BIT_CODES_ARE_SIGNED ? I{} : I{} + *term; }
+};
+struct Q5_1 {
+  static constexpr int SHARE = 1;
+  static constexpr int32_t FORMAT = MV_Q5_1;
+  static constexpr bool MINIMUM = true;
+  static MV_INLINE void quads(const char *codes, Bytes (&w)[SHARE]) { w[0] = load_bytes(codes); }
+  static MV_INLINE I start(const int32_t *) { return I{}; }
 };
 struct Q4 {
   static constexpr int SHARE = 2;
@@ -148,6 +156,16 @@ MV_INLINE void store_codes(int8_t *codes, I q) {
   memcpy(codes, &narrow, sizeof narrow);
 }
 
+// Sums of the codes of both halves of a group, in one word.
+int32_t half_sums(const int8_t *codes) {
+  int32_t first = 0, second = 0;
+  for (int i = 0; i < 16; i++) {
+    first += codes[i];
+    second += codes[16 + i];
+  }
+  return int32_t(uint32_t(second) << 16 | (uint32_t(first) & 0xffffu));
+}
+
 // One group of a row. A group whose largest number is below 1e-30 counts as zeros.
 void quantize_group(const float *x, int32_t format, int8_t *codes, float *scale, int32_t *term) {
   const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, held in the low bits
@@ -170,11 +188,13 @@ void quantize_group(const float *x, int32_t format, int8_t *codes, float *scale,
   bool finite = exact == exact;
   if (!finite) *scale = exact;
   int32_t total = finite ? int32_t(exact) : 0;
-  if (format == MV_Q4_1) {
+  if (format == MV_Q2_K || format == MV_Q3_K || format == MV_Q6_K) {
+    *term = finite ? half_sums(codes) : 0;
+  } else if (has_minimum(format) || format == MV_Q4_K || format == MV_Q5_K) {
     float shift = *scale * float(total);
     memcpy(term, &shift, 4);
   } else {
-    *term = total * (format == MV_Q8_0 ? -128 : -8);
+    *term = total * (format == MV_Q4_0 ? -8 : -128);
   }
 }
 
@@ -194,9 +214,12 @@ void quantize(const mv_op &op, const StepView &, int64_t begin, int64_t end, cha
 
 void multiply_quantized(const mv_op &op, int64_t num_rows, int64_t begin, int64_t end) {
   switch (op.weight->format) {
+    case MV_Q5_0:  // packed as Q8_0
     case MV_Q8_0: return multiply_units<Quantized<Q8>>(op, num_rows, begin, end);
     case MV_Q4_0: return multiply_units<Quantized<Q4_0>>(op, num_rows, begin, end);
     case MV_Q4_1: return multiply_units<Quantized<Q4_1>>(op, num_rows, begin, end);
+    case MV_Q5_1: return multiply_units<Quantized<Q5_1>>(op, num_rows, begin, end);
+    default: return multiply_k_quantized(op, num_rows, begin, end);
   }
 }
 

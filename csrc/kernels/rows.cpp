@@ -39,16 +39,35 @@ void gather_row_bf16(const mv_matrix &m, int64_t row, float scale, float *out) {
 void gather_row_quantized(const mv_matrix &m, int64_t row, float scale, float *out) {
   const char *panel = (const char *)m.data + row / PANEL * panel_bytes(m.format, m.cols);
   const int64_t lane = row % PANEL;
-  const int32_t bias = m.format == MV_Q8_0 ? 128 : m.format == MV_Q4_0 ? 8 : 0;
+  const int32_t bias = m.format == MV_Q8_0 || m.format == MV_Q5_0 ? 128 : m.format == MV_Q4_0 ? 8 : 0;
+  const bool four_bits = m.format == MV_Q4_0 || m.format == MV_Q4_1;
   for (int g = 0; g < m.cols / GROUP_COLUMNS; g++) {
     const uint8_t *codes = (const uint8_t *)panel + codes_offset(m.format, g) + 4 * lane;
     float step = F16::widen1(((const uint16_t *)(panel + scales_offset(m.format, g)))[lane]), minimum = 0.0f;
-    if (m.format == MV_Q4_1) minimum = F16::widen1(((const uint16_t *)(panel + minima_offset(m.format, g)))[lane]);
+    if (has_minimum(m.format)) minimum = F16::widen1(((const uint16_t *)(panel + minima_offset(m.format, g)))[lane]);
     for (int k = 0; k < GROUP_COLUMNS; k++) {
-      int32_t four = codes[k / 8 * 64 + k % 4] >> (k / 4 % 2 * 4) & 15;
-      int32_t code = m.format == MV_Q8_0 ? codes[k / 4 * 64 + k % 4] : four;
+      int32_t code = four_bits ? codes[k / 8 * 64 + k % 4] >> (k / 4 % 2 * 4) & 15 : codes[k / 4 * 64 + k % 4];
       out[g * GROUP_COLUMNS + k] = (float(code - bias) * step + minimum) * scale;
     }
+  }
+}
+void gather_row_k(const mv_matrix &m, int64_t row, float scale, float *out) {
+  const KLayout layout = k_layout(m.format);
+  const char *panel = (const char *)m.data + row / PANEL * panel_bytes(m.format, m.cols);
+  const int64_t lane = row % PANEL;
+  for (int k = 0; k < m.cols; k++) {
+    const char *super = panel + k / SUPER_COLUMNS * layout.bytes();
+    const int within = k % SUPER_COLUMNS, group = within / layout.group;
+    const uint8_t *codes = (const uint8_t *)super + within / 32 * layout.group_bytes() + 4 * lane + k % 4;
+    int32_t code = layout.code_bits == 8 ? codes[within % 32 / 4 * 64]
+                                         : codes[within % 32 / 8 * 64] >> (within / 4 % 2 * 4) & 15;
+    float step = F16::widen1(((const uint16_t *)(super + layout.scale_at()))[lane]) *
+                 float(((const int8_t *)super)[layout.scales_at() + group * PANEL + lane]);
+    float value = float(code - layout.offset) * step;
+    if (layout.has_minimum)
+      value += F16::widen1(((const uint16_t *)(super + layout.minimum_at()))[lane]) *
+               float(((const uint8_t *)super)[layout.minima_at() + group * PANEL + lane]);
+    out[k] = value * scale;
   }
 }
 void look_up(const mv_op &op, const int32_t *ids, float scale, int64_t begin, int64_t end) {
@@ -58,7 +77,11 @@ void look_up(const mv_op &op, const int32_t *ids, float scale, int64_t begin, in
     if (m.format == MV_F32) gather_row<F32>(m, ids[t], scale, out);
     if (m.format == MV_F16) gather_row<F16>(m, ids[t], scale, out);
     if (m.format == MV_BF16) gather_row_bf16(m, ids[t], scale, out);
-    if (is_quantized(m.format)) gather_row_quantized(m, ids[t], scale, out);
+    if (is_k_format(m.format)) {
+      gather_row_k(m, ids[t], scale, out);
+    } else if (is_quantized(m.format)) {
+      gather_row_quantized(m, ids[t], scale, out);
+    }
   }
 }
 void embed(const mv_op &op, const StepView &step, int64_t begin, int64_t end, char *) {

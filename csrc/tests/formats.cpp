@@ -78,6 +78,91 @@ void decode_q4_1(const uint8_t *bytes, double *values) {
   for (int i = 0; i < 32; i++) values[i] = scale * nibble(bytes + 4, i) + minimum;
 }
 
+int five_bits(const uint8_t *bytes, int i) { return nibble(bytes + 4, i) | (bytes[i / 8] >> (i % 8) & 1) << 4; }
+void fill_q5_0(Random &random, uint8_t *bytes) {
+  write16(bytes, encode_half(random.normal() / 16));
+  fill_codes(random, bytes + 2, 20);
+}
+void decode_q5_0(const uint8_t *bytes, double *values) {
+  for (int i = 0; i < 32; i++) values[i] = decode_half(read16(bytes)) * (five_bits(bytes + 2, i) - 16);
+}
+void fill_q5_1(Random &random, uint8_t *bytes) {
+  write16(bytes, encode_half(random.normal() / 16));
+  write16(bytes + 2, encode_half(random.normal()));
+  fill_codes(random, bytes + 4, 20);
+}
+void decode_q5_1(const uint8_t *bytes, double *values) {
+  double scale = decode_half(read16(bytes)), minimum = decode_half(read16(bytes + 2));
+  for (int i = 0; i < 32; i++) values[i] = scale * five_bits(bytes + 4, i) + minimum;
+}
+
+// Super-blocks, written out as the layouts of ggml's block_q2_K … block_q6_K are read there.
+void fill_k(Random &random, uint8_t *bytes, int size, int scale_at, int minimum_at) {
+  fill_codes(random, bytes, size);
+  write16(bytes + scale_at, encode_half(random.normal() / 256));
+  if (minimum_at >= 0) write16(bytes + minimum_at, encode_half(random.normal() / 16));
+}
+void fill_q2_k(Random &random, uint8_t *bytes) { fill_k(random, bytes, 84, 80, 82); }
+void fill_q3_k(Random &random, uint8_t *bytes) { fill_k(random, bytes, 110, 108, -1); }
+void fill_q4_k(Random &random, uint8_t *bytes) { fill_k(random, bytes, 144, 0, 2); }
+void fill_q5_k(Random &random, uint8_t *bytes) { fill_k(random, bytes, 176, 0, 2); }
+void fill_q6_k(Random &random, uint8_t *bytes) { fill_k(random, bytes, 210, 208, -1); }
+
+void decode_q2_k(const uint8_t *bytes, double *values) {
+  const double d = decode_half(read16(bytes + 80)), dmin = decode_half(read16(bytes + 82));
+  for (int half = 0, group = 0; half < 2; half++) {
+    for (int shift = 0; shift < 8; shift += 2) {
+      for (int part = 0; part < 2; part++, group++) {
+        for (int l = 0; l < 16; l++) {
+          int code = bytes[16 + half * 32 + part * 16 + l] >> shift & 3;
+          *values++ = d * (bytes[group] & 15) * code - dmin * (bytes[group] >> 4);
+        }
+      }
+    }
+  }
+}
+void decode_q3_k(const uint8_t *bytes, double *values) {
+  const uint8_t *packed = bytes + 96;
+  const double d = decode_half(read16(bytes + 108));
+  for (int k = 0; k < 256; k++) {
+    int group = k / 16, low = group < 8 ? packed[group] & 15 : packed[group - 8] >> 4;
+    int scale = (low | (packed[8 + group % 4] >> (2 * (group / 4)) & 3) << 4) - 32;
+    int code = bytes[32 + k / 128 * 32 + k % 32] >> (k % 128 / 32 * 2) & 3;
+    if (!(bytes[k % 32] >> (k / 32) & 1)) code -= 4;
+    values[k] = d * scale * code;
+  }
+}
+// ggml's get_scale_min_k4.
+void six_bits(const uint8_t *packed, int group, int *scale, int *minimum) {
+  if (group < 4) {
+    *scale = packed[group] & 63;
+    *minimum = packed[group + 4] & 63;
+  } else {
+    *scale = (packed[group + 4] & 15) | (packed[group - 4] >> 6) << 4;
+    *minimum = (packed[group + 4] >> 4) | (packed[group] >> 6) << 4;
+  }
+}
+void decode_with_six_bits(const uint8_t *bytes, const uint8_t *fifth, const uint8_t *nibbles, double *values) {
+  for (int k = 0; k < 256; k++) {
+    int group = k / 32, scale, minimum, byte = nibbles[group / 2 * 32 + k % 32];
+    six_bits(bytes + 4, group, &scale, &minimum);
+    int code = group % 2 ? byte >> 4 : byte & 15;
+    if (fifth) code += fifth[k % 32] >> group & 1 ? 16 : 0;
+    values[k] = decode_half(read16(bytes)) * scale * code - decode_half(read16(bytes + 2)) * minimum;
+  }
+}
+void decode_q4_k(const uint8_t *bytes, double *values) { decode_with_six_bits(bytes, nullptr, bytes + 16, values); }
+void decode_q5_k(const uint8_t *bytes, double *values) { decode_with_six_bits(bytes, bytes + 16, bytes + 48, values); }
+void decode_q6_k(const uint8_t *bytes, double *values) {
+  const double d = decode_half(read16(bytes + 208));
+  for (int k = 0; k < 256; k++) {
+    int half = k / 128, quarter = k % 128 / 32, l = k % 32;
+    int low = bytes[half * 64 + quarter % 2 * 32 + l] >> (quarter / 2 * 4) & 15;
+    int high = bytes[128 + half * 32 + l] >> (2 * quarter) & 3;
+    values[k] = d * int8_t(bytes[192 + k / 16]) * ((low | high << 4) - 32);
+  }
+}
+
 const Format FORMATS[] = {
     {MV_F32, "f32", 1, 4, false, fill_f32, decode_f32},
     {MV_F16, "f16", 1, 2, false, fill_f16, decode_f16},
@@ -85,6 +170,13 @@ const Format FORMATS[] = {
     {MV_Q8_0, "q8_0", 32, 34, true, fill_q8_0, decode_q8_0},
     {MV_Q4_0, "q4_0", 32, 18, true, fill_q4_0, decode_q4_0},
     {MV_Q4_1, "q4_1", 32, 20, true, fill_q4_1, decode_q4_1},
+    {MV_Q5_0, "q5_0", 32, 22, true, fill_q5_0, decode_q5_0},
+    {MV_Q5_1, "q5_1", 32, 24, true, fill_q5_1, decode_q5_1},
+    {MV_Q2_K, "q2_k", 256, 84, true, fill_q2_k, decode_q2_k},
+    {MV_Q3_K, "q3_k", 256, 110, true, fill_q3_k, decode_q3_k},
+    {MV_Q4_K, "q4_k", 256, 144, true, fill_q4_k, decode_q4_k},
+    {MV_Q5_K, "q5_k", 256, 176, true, fill_q5_k, decode_q5_k},
+    {MV_Q6_K, "q6_k", 256, 210, true, fill_q6_k, decode_q6_k},
 };
 static_assert(sizeof FORMATS / sizeof FORMATS[0] == MV_NUM_FORMATS, "add the new format of mini_vllm.h to FORMATS");
 

@@ -1,4 +1,5 @@
 // Every op by itself, over shapes that no tile divides, against the reference.
+#include <algorithm>
 #include <cmath>
 
 #include "check.h"
@@ -83,13 +84,17 @@ MV_TEST(products_of_every_format) {
   }
 }
 
+// Some groups of any format.
+int columns_of(const Format &format) { return std::max(64, format.group); }
+
 MV_TEST(products_with_bias_residual_and_soft_cap) {
   for (const Format &format : formats()) {
     for (int rows : {1, 5, 20}) {
       trying("%s, %d rows", format.name, rows);
       Bench bench(context, rows);
-      Matrix weight(bench.random, format, 41, 64, true);
-      Activation x = bench.input(64), residual = bench.input(41);
+      const int cols = columns_of(format);
+      Matrix weight(bench.random, format, 41, cols, true);
+      Activation x = bench.input(cols), residual = bench.input(41);
       bench.program.linear(x, weight, &residual, 0);
       bench.program.linear(x, weight, nullptr, 5);
       bench.check();
@@ -101,11 +106,12 @@ MV_TEST(products_of_extreme_inputs) {
   for (const Format &format : formats()) {
     trying("%s", format.name);
     Bench bench(context, 8);
-    Matrix weight(bench.random, format, 20, 64, false);
-    Activation x = bench.input(64);
+    const int cols = columns_of(format);
+    Matrix weight(bench.random, format, 20, cols, false);
+    Activation x = bench.input(cols);
     const double sizes[] = {0, 1e-20, 1e-34, 1e-42, 1e10, 1e15, 1, 1};
     for (int r = 0; r < 8; r++)
-      for (int i = 0; i < 64; i++) x.data[r * x.stride + i] *= float(sizes[r]);
+      for (int i = 0; i < cols; i++) x.data[r * x.stride + i] *= float(sizes[r]);
     for (int i = 0; i < 32; i++) x.data[6 * x.stride + i] = i == 3 ? -1e6f : 1e-3f;  // one outlier
     bench.program.linear(x, weight, nullptr, 0);
     bench.check();
@@ -116,12 +122,13 @@ MV_TEST(products_of_extreme_inputs) {
 MV_TEST(products_pass_on_nan_and_infinity) {
   for (const Format &format : formats()) {
     Bench bench(context, 6);
-    Matrix weight(bench.random, format, 20, 64, false);
-    Activation x = bench.input(64);
+    const int cols = columns_of(format);
+    Matrix weight(bench.random, format, 20, cols, false);
+    Activation x = bench.input(cols);
     Activation out = bench.program.linear(x, weight, nullptr, 0);
     MV_CHECK(bench.program.finish());
     const Step step = bench.batch.step({{0, 0, 3}, {1, 0, 3}});
-    for (int col = 0; col < 64; col++) {
+    for (int col = 0; col < cols; col++) {
       trying("%s, column %d", format.name, col);
       float &spoiled = x.data[3 * x.stride + col], before = spoiled;
       for (float value : {NAN, -INFINITY}) {

@@ -12,13 +12,15 @@ from invariance.mixes import Mix, Scale, draw_mix, load, run_alone, run_concurre
 from quality.measuring import read_documents
 from quality.requantised import QUANTISED, Requantised
 from runner.tiny import VOCAB, TinyCheckpoint
+from runner.tiny_k import TinyKCheckpoint
 
 from mini_vllm import weights
 from mini_vllm.kernels.native_abi import bind_library
 from mini_vllm.runner.executor import LocalExecutor
 from mini_vllm.text import Tokenizer
 
-FORMS = ("f32", "bf16", "f16", "q8_0", "q4_0", "q4_1")
+K_MIX = "q2_k to q6_k"  # one model of all of them
+FORMS = ("f32", "bf16", "f16", "q8_0", "q4_0", "q4_1", "q5_1", K_MIX)
 ISAS = bind_library().mv_isa_names().decode().split()
 NUM_MIXES = 200
 TINY = Scale(vocab_size=VOCAB, most_requests=6, longest_tail=50, rare_length=600, most_output=30)
@@ -30,6 +32,8 @@ def tiny_checkpoint(form: str):
     changes = {"max_position_embeddings": 1024}
     if form in ("bf16", "q4_1", "f32"):
         changes |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 40}
+    if form == K_MIX:
+        return TinyKCheckpoint(max_position_embeddings=1024)
     if form in QUANTISED:
         return Requantised(TinyCheckpoint("f32", **changes), form)
     return TinyCheckpoint(form, **changes)

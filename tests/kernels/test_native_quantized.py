@@ -7,14 +7,40 @@ from kernels.native_cases import ISAS, OneOp, host
 from mini_vllm.kernels.native import NativeDevice
 from mini_vllm.kernels.native_abi import OpKind
 from mini_vllm.kernels.native_record import RecordingOps, step_context
+from mini_vllm.kernels.tensors import FORMATS as BLOCKS
 from mini_vllm.kernels.tensors import HostTensor
+from mini_vllm.quantization import dequantize
 
-FORMATS = ("q8_0", "q4_0", "q4_1")
+SIMPLE = ("q8_0", "q4_0", "q4_1")
+FORMATS = (*SIMPLE, "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
+# Where a block of the others holds its scale and, if it has one, its minimum; GGUF's layouts.
+HALVES = {
+    "q5_0": (0,), "q5_1": (0, 2), "q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,),
+}  # fmt: skip
+
+
+def whole(number_format, cols):
+    """`cols` or the next larger number of columns that is whole blocks."""
+    block = BLOCKS[number_format][0]
+    return -(-cols // block) * block
 
 
 def random_blocks(number_format, rows, cols, seed=0):
     """A tensor of random codes, and what it stands for [rows, cols] in float64. Extreme codes included."""
     rng = np.random.default_rng(seed)
+    if number_format in SIMPLE:
+        return simple_blocks(rng, number_format, rows, cols)
+    elements, width = BLOCKS[number_format]
+    data = rng.integers(0, 256, (rows, cols // elements, width), dtype=np.uint8)
+    data[0], data[-1] = 0, 255  # the smallest and the largest codes, scales and minima
+    for at, size in zip(HALVES[number_format], (0.001, 0.01)):
+        scale = rng.uniform(size, 10 * size, data.shape[:2]) * rng.choice([-1, 1], data.shape[:2])
+        data[..., at : at + 2] = scale.astype(np.float16)[..., None].view(np.uint8)
+    tensor = HostTensor("test", number_format, (rows, cols), data.reshape(-1))
+    return tensor, dequantize(tensor).astype(np.float64)
+
+
+def simple_blocks(rng, number_format, rows, cols):
     groups = cols // 32
     scale = rng.uniform(0.001, 0.01, (rows, groups)).astype(np.float16) * rng.choice([-1, 1], (rows, groups))
     scale = scale.astype(np.float16)
@@ -54,6 +80,7 @@ def device(request):
 @pytest.mark.parametrize("number_format", FORMATS)
 @pytest.mark.parametrize(("rows", "cols"), [(16, 32), (5, 64), (50, 96), (130, 160), (33, 576)])
 def test_product_of_codes(device, number_format, rows, cols):
+    cols = whole(number_format, cols)
     x = np.random.default_rng(1).standard_normal((53, cols)).astype(np.float32)
     x[3] = 0.0
     x[4, :32] = 0.0
@@ -69,8 +96,9 @@ def test_product_of_codes(device, number_format, rows, cols):
 
 @pytest.mark.parametrize("number_format", FORMATS)
 def test_extreme_codes_do_not_saturate(device, number_format):
-    x = np.float32([[127.0] * 64, [-127.0] * 64, [127.0, -127.0] * 32])
-    tensor, weight = random_blocks(number_format, 20, 64)
+    cols = whole(number_format, 64)
+    x = np.float32([[127.0] * cols, [-127.0] * cols, [127.0, -127.0] * (cols // 2)])
+    tensor, weight = random_blocks(number_format, 20, cols)
     packed = device.linear([tensor])
     out = OneOp(device, x, lambda ops, ctx, x: ops.linear(x, packed)).rows(range(3))
     magnitude = np.abs(x.astype(np.float64)) @ np.abs(weight).T
@@ -79,14 +107,16 @@ def test_extreme_codes_do_not_saturate(device, number_format):
 
 @pytest.mark.parametrize("number_format", FORMATS)
 def test_embedding_and_head_share_one_packed_copy(device, number_format):
-    table, values = random_blocks(number_format, 37, 64)
+    cols = whole(number_format, 64)
+    table, values = random_blocks(number_format, 37, cols)
     embedding = device.embedding(table)
-    x = np.zeros((37, 64), np.float32)
+    x = np.zeros((37, cols), np.float32)
     out = OneOp(device, x, lambda ops, ctx, x: ops.embed(ctx.token_ids, embedding)).rows(range(37))
     assert np.allclose(out, values, rtol=1e-6, atol=1e-8)
     logits = OneOp(device, x, lambda ops, ctx, x: ops.logits(ops.embed(ctx.token_ids, embedding), embedding))
-    expected = round_to_int8(values.astype(np.float32)) @ values.T
-    assert np.allclose(logits.rows(range(37)), expected, rtol=1e-5, atol=1e-6)
+    inputs = round_to_int8(values.astype(np.float32))
+    difference = np.abs(logits.rows(range(37)) - inputs @ values.T)
+    assert np.all(difference <= 1e-6 * (np.abs(inputs) @ np.abs(values).T) + 1e-6)
 
 
 def test_parts_of_several_formats_lie_side_by_side(device):
@@ -107,8 +137,9 @@ def test_parts_of_several_formats_lie_side_by_side(device):
 @pytest.mark.parametrize("number_format", FORMATS)
 @pytest.mark.parametrize("isa", ISAS)
 def test_rows_and_threads_do_not_change_bits(isa, number_format):
-    x = np.random.default_rng(1).standard_normal((100, 96)).astype(np.float32)
-    tensor, _ = random_blocks(number_format, 210, 96)
+    cols = whole(number_format, 96)
+    x = np.random.default_rng(1).standard_normal((100, cols)).astype(np.float32)
+    tensor, _ = random_blocks(number_format, 210, cols)
     outputs = []
     for threads in (1, 2, 3):
         device = NativeDevice(threads=threads, isa=isa)
@@ -123,9 +154,10 @@ def test_rows_and_threads_do_not_change_bits(isa, number_format):
 def test_instruction_sets_with_fused_multiply_add_agree_to_the_bit():
     """The integers are exact, and the floats around them are the same operations."""
     fused = [isa for isa in ISAS if isa != "portable"]
-    x = np.random.default_rng(1).standard_normal((7, 96)).astype(np.float32)
     for number_format in FORMATS:
-        tensor, _ = random_blocks(number_format, 40, 96)
+        cols = whole(number_format, 96)
+        x = np.random.default_rng(1).standard_normal((7, cols)).astype(np.float32)
+        tensor, _ = random_blocks(number_format, 40, cols)
         results = []
         for isa in fused:
             device = NativeDevice(threads=1, isa=isa)

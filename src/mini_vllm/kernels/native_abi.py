@@ -10,8 +10,9 @@ from enum import IntEnum
 from mini_vllm.errors import MissingDependencyError
 from mini_vllm.kernels.native_library import load_library
 
-FORMATS = {"f32": 0, "f16": 1, "bf16": 2, "q8_0": 3, "q4_0": 4, "q4_1": 5}
-QUANTIZED = frozenset({"q8_0", "q4_0", "q4_1"})
+_NAMES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
+FORMATS = {name: code for code, name in enumerate(_NAMES)}  # enum mv_format
+QUANTIZED = frozenset(_NAMES[3:])
 
 
 class OpKind(IntEnum):

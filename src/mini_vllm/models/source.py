@@ -150,8 +150,8 @@ class Survey:
 class Loader:
     """Makes weights on a device. At most one product's tensors are held beside what the device keeps.
 
-    `dtype` "auto" keeps the file's number formats, another converts. A format that the device cannot keep, and fused
-    parts of different formats, become float32. Norms and biases are always float32.
+    `dtype` "auto" keeps the file's number formats, another converts. A format that the device cannot keep becomes
+    float32. Fused parts may differ in format. Norms and biases are always float32.
     """
 
     def __init__(self, checkpoint: Checkpoint, device: Device, dtype: str) -> None:
@@ -163,7 +163,7 @@ class Loader:
 
     def linear(self, names: Sequence[str], sizes: Sequence[int], width: int, *, bias: bool = False) -> Weight:
         """See `WeightSource.linear`."""
-        parts = self._unify([self._take(f"{name}.weight") for name in names])
+        parts = [self._keepable(self._take(f"{name}.weight")) for name in names]
         biases = [self._float32(f"{name}.bias") for name in names] if bias else None
         return self._device.linear(self._counted(parts), biases)
 
@@ -172,7 +172,7 @@ class Loader:
         tensor = self._take(f"{name}.weight")
         if self._transposed:
             tensor = transpose(tensor)
-        return self._device.linear(self._counted(self._unify([tensor])), [self._float32(f"{name}.bias")])
+        return self._device.linear(self._counted([self._keepable(tensor)]), [self._float32(f"{name}.bias")])
 
     def vector(self, name: str, size: int, offset: float = 0.0) -> Weight:
         """See `WeightSource.vector`."""
@@ -180,7 +180,7 @@ class Loader:
 
     def embedding(self, name: str, shape: tuple[int, int]) -> Weight:
         """See `WeightSource.embedding`."""
-        return self._device.embedding(*self._counted(self._unify([self._take(name)])))
+        return self._device.embedding(*self._counted([self._keepable(self._take(name))]))
 
     def rope(self, spec: RopeSpec, max_len: int) -> Weight:
         """See `WeightSource.rope`."""
@@ -195,11 +195,9 @@ class Loader:
         assert tensor is not None, f"{name}: the survey found it"
         return tensor
 
-    def _unify(self, parts: list[HostTensor]) -> list[HostTensor]:
-        formats = {self._format or part.format for part in parts}
-        target = formats.pop() if len(formats) == 1 else "f32"
-        target = target if target in self._device.weight_formats else "f32"
-        return [convert(part, target) for part in parts]
+    def _keepable(self, tensor: HostTensor) -> HostTensor:
+        target = self._format or tensor.format
+        return convert(tensor, target if target in self._device.weight_formats else "f32")
 
     def _float32(self, name: str) -> HostTensor:
         return self._counted([convert(self._take(name), "f32")])[0]
