@@ -43,6 +43,7 @@ struct Columns<BF16> {
 
 template <typename Format>
 struct Dense {
+  static constexpr bool ONE_PANEL_AT_ONE_ROW = false;
 #if defined(__AVX512F__)
   static constexpr int ROWS_4 = 6, ROWS_2 = 12, ROWS_1 = 12;
 #elif defined(__AVX2__) || defined(__aarch64__)

@@ -26,7 +26,8 @@ namespace {
 typedef int8_t Codes __attribute__((vector_size(W)));
 
 constexpr int QUADS = GROUP_COLUMNS / 4;
-constexpr int PREFETCH = 1024;  // bytes ahead
+constexpr int PREFETCH = 1024;         // bytes ahead
+constexpr int PREFETCH_ONE_ROW = 4096;  // the same for one row, whose panels are one stream: into the second-level cache
 
 // One row of rounded activations.
 struct QuantizedRow {
@@ -79,6 +80,7 @@ MV_INLINE I dot(I sum, Bytes w, int32_t x) {
 
 template <typename Q>
 struct Quantized {
+  static constexpr bool ONE_PANEL_AT_ONE_ROW = W == 16;
 #if defined(__AVX512F__)
   static constexpr int ROWS_4 = 2, ROWS_2 = 6, ROWS_1 = 6;
 #elif defined(__AVX2__)
@@ -112,7 +114,11 @@ struct Quantized {
       const int8_t *columns = x.codes + g * GROUP_COLUMNS;
       MV_UNROLL for (int i = 0; i < QUADS / Q::SHARE; i++) {
         Bytes w[NP * V][Q::SHARE];
-        MV_UNROLL for (int p = 0; p < NP; p++) __builtin_prefetch(group + p * bytes + i * 64 + ahead);
+        if constexpr (MR * NP == 1) {
+          __builtin_prefetch(group + i * 64 + PREFETCH_ONE_ROW, 0, 2);
+        } else {
+          MV_UNROLL for (int p = 0; p < NP; p++) __builtin_prefetch(group + p * bytes + i * 64 + ahead);
+        }
         MV_UNROLL for (int v = 0; v < NP * V; v++) {
           Q::quads(group + v / V * bytes + i * 64 + v % V * int(sizeof(Bytes)), w[v]);
         }

@@ -2,7 +2,8 @@
 //
 // A product P names the largest tiles that fit the registers (rows of a tile of 4, 2 and 1 panels) and has
 // `P::tile<MR, NP>(Tile)`, which multiplies MR rows by NP panels. Whatever MR and NP, P must give each output the same
-// bits: one chain of operations in the order of k.
+// bits: one chain of operations in the order of k. Where P::ONE_PANEL_AT_ONE_ROW, one row takes panel after panel instead of
+// NP abreast, and so reads its weights as one stream.
 //
 // A unit of work is a panel of a block of rows. Units run through the panels of one block of rows, then the next block,
 // so that the block of x stays in the second-level cache while weights stream by; one token streams the whole matrix once.
@@ -74,6 +75,7 @@ template <typename P>
 void multiply_block(const mv_op &op, int64_t row, int rows, int64_t panel, int64_t end) {
   int tiles = (rows + P::ROWS_1 - 1) / P::ROWS_1;
   int tile_rows = (rows + tiles - 1) / tiles;  // even tiles rather than whole ones and a small rest
+  if (rows == 1 && P::ONE_PANEL_AT_ONE_ROW) return void(sweep<P, 1, P::ROWS_1>(op, row, rows, 1, panel, end));
   panel = sweep<P, 4, P::ROWS_4>(op, row, rows, tile_rows, panel, end);
   panel = sweep<P, 2, P::ROWS_2>(op, row, rows, tile_rows, panel, end);
   sweep<P, 1, P::ROWS_1>(op, row, rows, tile_rows, panel, end);
