@@ -64,6 +64,7 @@ struct Rows {
 
 template <int32_t FORMAT>
 struct KQuantized {
+  static constexpr bool ONE_PANEL_AT_ONE_ROW = W == 16;
   static constexpr KLayout L = k_layout(FORMAT);
   static constexpr int PARTS = 32 / L.group;  // weight groups in a group of activations
 #if defined(__AVX512F__)
