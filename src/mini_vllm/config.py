@@ -33,7 +33,7 @@ class ModelConfig:
     tool_call_parser: str = doc(
         "auto",
         "how the model writes tool calls; auto: as its chat template says, else hermes",
-        choices=("auto", "hermes", "llama3_json", "mistral", "json"),
+        choices=("auto", "hermes", "llama3_json", "mistral", "pythonic", "json"),
     )
     dtype: str = doc(
         "auto",

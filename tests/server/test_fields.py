@@ -74,3 +74,14 @@ def test_unknown_fields_are_logged_once(caplog: pytest.LogCaptureFixture) -> Non
         "ignoring the unknown request field 'novelty', now and later"
     ]
     assert len(caplog.records) == 100
+
+
+@pytest.mark.parametrize("half", ["\\ud800", "x\\uDBFFy", "\\udc00", "\\\\\\ud83d\\n"])
+def test_half_a_surrogate_pair_is_named(half: str) -> None:
+    reader = BodyReader(CompletionRequest, ignored={}, rejected={})
+    with pytest.raises(InvalidParameterError, match="half of a surrogate pair") as caught:
+        reader.decode(b'{"prompt": "%s"}' % half.encode())
+    assert caught.value.code == "invalid_json"
+    assert reader.decode(b'{"prompt": "\\ud83d\\ude00 \\\\ud800"}').prompt == "\U0001f600 \\ud800"
+    with pytest.raises(InvalidParameterError, match="not valid JSON"):
+        reader.decode(b'{"prompt": "\\\\ud800')

@@ -164,6 +164,8 @@ def test_forced_calls_fit_whatever_the_format(format: str) -> None:
             name, arguments = calls[0]
             assert set(json.loads(arguments)) == {"city" if name == "get_weather" else "numbers"}
         said = FORMATS[format].write([("add", '{"numbers": []}'), ("get_weather", '{"city": "é"}')])
+        if format == "pythonic":  # what a model that is forced writes, and a free one may
+            said = '[add(**{"numbers": []}), get_weather(**{"city": "é"})]'
         wanted = [("add", '{"numbers": []}'), ("get_weather", '{"city": "é"}')]
         for choice in ("auto", "required"):
             assert ask(rig, said, tools=[WEATHER, ADD], tool_choice=choice)[1:] == (wanted, "tool_calls")
@@ -302,3 +304,35 @@ def test_n_choices_call_each_for_itself(puppet: Rig) -> None:
         assert choice["finish_reason"] == "tool_calls"
         assert list(json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"])) == ["city"]
     assert len({choice["message"]["tool_calls"][0]["id"] for choice in choices}) == 3
+
+
+def test_python_calls_free_and_forced() -> None:
+    with puppet_server(tool_format="pythonic") as rig:
+        said = "[get_weather(city='Oslo'), list_tables()]"
+        expected = [("get_weather", '{"city": "Oslo"}'), ("list_tables", "{}")]
+        assert ask(rig, said, tools=[WEATHER, TABLES]) == (None, expected, "tool_calls")
+        assert ask(rig, "No need.", tools=[WEATHER]) == ("No need.", [], "stop")
+        content, [(name, arguments)], finish = ask(
+            rig, "no", tools=[WEATHER], tool_choice="required", parallel_tool_calls=False
+        )
+        assert (content, name, finish) == (None, "get_weather", "tool_calls")
+        assert set(json.loads(arguments)) == {"city"}
+
+
+def test_bad_words_are_not_written_streamed_or_not(puppet: Rig) -> None:
+    content, _, finish = ask(puppet, "a cat and a dog", bad_words=["cat", " dog"], max_tokens=30)
+    assert finish == "stop" and content.startswith("a ca") and "cat" not in content and " dog" not in content
+    assert ask(puppet, "a cat")[0] == "a cat"
+
+
+def test_thoughts_are_ended_by_their_budget() -> None:
+    with puppet_server(template=THINKING) as rig:
+        body = {"messages": [{"role": "user", "content": "say:<think>0123456789</think>Yes."}], "temperature": 0}
+        whole = answer(rig.http.post("/v1/chat/completions", json={**body, "thinking_token_budget": 6}))
+        message = whole["choices"][0]["message"]
+        assert message["reasoning_content"] == "012345"
+        free = answer(rig.http.post("/v1/chat/completions", json={**body, "thinking_token_budget": 60}))
+        assert free["choices"][0]["message"] == {**message, "reasoning_content": "0123456789", "content": "Yes."}
+        asked = {"max_tokens": 60, "thinking": {"type": "enabled", "budget_tokens": 6}, **body}
+        found = answer(rig.http.post("/v1/messages", json=asked))
+        assert found["content"][0] == {"type": "thinking", "thinking": "012345", "signature": ""}

@@ -238,6 +238,13 @@ FRAGMENTS = st.sampled_from(
         "{",
         ",",
         "null",
+        "[add(",
+        "list_tables()",
+        "a='x,)'",
+        "b=[1, (2",
+        ")]",
+        "=",
+        "(",
     ]
 )
 
@@ -270,6 +277,7 @@ def test_the_format_is_chosen_by_the_template() -> None:
     assert choose_format("{{ '<tool_call>' }}").name == "hermes"
     assert choose_format("{{ '[TOOL_CALLS]' }}").name == "mistral"
     assert choose_format("{{ '<|python_tag|>' }}").name == "llama3_json"
+    assert choose_format("{{ '<|python_start|>' }}").name == "pythonic"
     assert choose_format("{{ messages }}").name == "hermes"
     assert choose_format("{{ '<tool_call>' }}", name="json").name == "json"
 
@@ -289,3 +297,48 @@ def test_forced_arguments_are_objects(parameters, schema) -> None:
     assert json.loads(calls.tools[0].schema) == schema
     assert calls.tools[0].before == '<tool_call>\n{"name": "f", "arguments": '
     assert calls.at_most == 1 and FORMATS["hermes"].force([tool], at_most=None).at_most == 16
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ("a=1, b='x'", '{"a": 1, "b": "x"}'),
+        ("", "{}"),
+        (" ", "{}"),
+        ("a=1,", '{"a": 1}'),
+        ("a = None, b=True, c=false", '{"a": null, "b": true, "c": false}'),
+        ("a=[1, (2, 3)], b={'k': [\"}\", ')']}", '{"a": [1, [2, 3]], "b": {"k": ["}", ")"]}}'),
+        ("""a='it\\'s', b="(\\"[", c='ü'""", '{"a": "it\'s", "b": "(\\"[", "c": "ü"}'),
+        ("a='two\nlines'", '{"a": "two\\nlines"}'),
+        ("a=f(1), b=-2.5e3, c=1e999", '{"a": "f(1)", "b": -2500.0, "c": "inf"}'),
+        ('**{"city": "Oslo, NO"}', '{"city": "Oslo, NO"}'),
+        ("a='\\ud800'", '{"a": "\\ud800"}'),
+    ],
+)
+def test_python_arguments_become_json_in_every_chunking(written: str, arguments: str) -> None:
+    text = f"[add({written}), list_tables()]"
+    check(text, ("", "", [("add", arguments, True), ("list_tables", "{}", True)], True), format="pythonic")
+    json.loads(arguments)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[1, 2]", "[unknown(a=1)]", "add(a=1)", "[add(1)]", "[add(a=1", "[add", "[]", "<|python_start|>hello", "[add(]"],
+)
+def test_what_is_no_python_call_is_content(text: str) -> None:
+    cut = text == "[add(a=1"
+    check(text, (text, "", [], False), format="pythonic") if not cut else None
+    if cut:
+        assert hear([text], format="pythonic")[3] is False
+
+
+def test_python_calls_that_are_cut_or_followed_by_words() -> None:
+    check("[add(a=1, b='x", ("", "", [("add", '{"a": 1', False)], False), format="pythonic")
+    check("<|python_start|>[add(a=1)]<|python_end|>", ("", "", [("add", '{"a": 1}', True)], True), format="pythonic")
+    check(" [add(a=1)] Done.", ("Done.", "", [("add", '{"a": 1}', True)], True), format="pythonic")
+
+
+def test_forced_python_calls_hold_json() -> None:
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"properties": {"a": {"type": "integer"}}}}}
+    calls = FORMATS["pythonic"].force([tool], at_most=1)
+    assert (calls.begin, calls.tools[0].before, calls.tools[0].after, calls.end) == ("[", "add(**", ")", "]")

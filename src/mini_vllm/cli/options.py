@@ -66,6 +66,8 @@ SAMPLING: dict[str, SamplingFlag] = {
     "logit_bias": SamplingFlag("add BIAS to a token's logit; several times", list[str], (), "ID=BIAS"),
     "allowed_token_ids": SamplingFlag("sample only these token ids; several times", list[int]),
     "bad_token_ids": SamplingFlag("never sample these token ids; several times", list[int]),
+    "bad_words": SamplingFlag("never write this text; may be given several times", list[str]),
+    "thinking_token_budget": SamplingFlag("end thoughts that are longer than this many tokens", int),
     "logprobs": SamplingFlag("report this many alternatives with their log-probabilities", int),
     "prompt_logprobs": SamplingFlag("the same for the prompt's tokens", int),
     "structured_outputs": SamplingFlag(

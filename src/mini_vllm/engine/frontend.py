@@ -227,11 +227,12 @@ class Frontend:
 
     def check_structure(self, params: SamplingParams) -> None:
         """Compile the grammar, which the executor then finds ready; one that cannot be compiled is refused."""
-        if params.structured_outputs is None:
+        if not params.guided:
             return
         if self._grammars is None:
             raise InvalidParameterError("this engine has no structured outputs", param="structured_outputs")
-        self._grammars.compile(params.structured_outputs)
+        if params.structured_outputs is not None:
+            self._grammars.compile(params.structured_outputs)
 
     def _encode(self, text: str) -> tuple[int, ...]:
         ids = tuple(self.tokenizer.encode(text))

@@ -14,8 +14,12 @@ import numpy as np
 
 from mini_vllm.errors import InvalidParameterError
 from mini_vllm.grammar.cursor import Cursor, Grammar
+from mini_vllm.grammar.guide import Guide
 from mini_vllm.grammar.sources import grammar_text, one_line
-from mini_vllm.types import StructuredOutputsParams
+from mini_vllm.grammar.thoughts import ThoughtBudget
+from mini_vllm.grammar.words import BannedWords, TokenIndex
+from mini_vllm.types import SamplingParams, StructuredOutputsParams
+from mini_vllm.types.params import THOUGHT
 from mini_vllm.types.structured import PARAM
 
 if TYPE_CHECKING:
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 
 MAX_KEPT = 256  # compiled grammars
 TRIAL_STEPS = 4  # tokens that a new grammar is tried with, so that what fails at once fails as a bad request
+END_TOKENS = 16  # of a prompt, in which a thought may have begun
 _PROBE = "\x02"  # in front of a text, so that what follows is tokenised as in its middle
 
 
@@ -53,6 +58,7 @@ class GrammarCompiler:
         self._eos_token_ids = sorted(i for i in eos_token_ids if i < vocabulary.vocab_size)
         self._tokenizer: LLTokenizer | None = None
         self._tokenizer_lock = threading.Lock()
+        self._index = TokenIndex(vocabulary)
         self._lock = threading.Lock()
         self._kept: OrderedDict[StructuredOutputsParams, Future[Grammar]] = OrderedDict()
 
@@ -72,6 +78,20 @@ class GrammarCompiler:
             return future.result()
         except InvalidParameterError as error:
             raise InvalidParameterError(str(error), param=params.source) from error
+
+    def start(self, params: SamplingParams, prompt_token_ids: Sequence[int]) -> "Cursor | Guide | None":
+        """What guides a new sequence, token by token; None: nothing does."""
+        wanted, budget = params.structured_outputs, params.thinking_token_budget
+        cursor = None if wanted is None else self.compile(wanted).start()
+        words = BannedWords(params.bad_words, self._index) if params.bad_words else None
+        thoughts = None
+        if budget is not None and cursor is None:  # what must have a form has it from its first token
+            ids = self._vocabulary.encode(THOUGHT, add_special_tokens=False)
+            end = b"".join(map(self._index.token_bytes, prompt_token_ids[-END_TOKENS:]))
+            thoughts = ThoughtBudget(budget, closing_ids=ids, prompt_end=end)
+        if words is None and thoughts is None:
+            return cursor
+        return Guide(self._index, cursor=cursor, words=words, thoughts=thoughts)
 
     def _fulfil(self, params: StructuredOutputsParams, future: "Future[Grammar]") -> None:
         try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from mini_vllm.grammar import Cursor, GrammarCompiler
+from mini_vllm.grammar import Cursor, GrammarCompiler, Guide
 from mini_vllm.kernels.table import Program
 from mini_vllm.runner.inputs import InputBuilder, StepLayout
 from mini_vllm.runner.rows import Row, RowTable
@@ -163,7 +163,7 @@ class ModelRunner:
         return tuple(tokens), tuple([report for report in reports if report is not None])
 
 
-def _follow(cursor: Cursor, output: SequenceOutput) -> SequenceOutput:
+def _follow(cursor: Cursor | Guide, output: SequenceOutput) -> SequenceOutput:
     """Move the cursor past the tokens that stand. What drafts brought beyond the end of the text is dropped."""
     count = cursor.accept(output.token_ids)
     return replace(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mini_vllm.grammar import Cursor, GrammarCompiler
+from mini_vllm.grammar import Cursor, GrammarCompiler, Guide
 from mini_vllm.runner.pooling import Pool
 from mini_vllm.sampling import SamplingStates
 from mini_vllm.types import Admission, Chunk, StepPlan
@@ -26,7 +26,7 @@ class Row:
     num_prompt_logprobs: int
     penalised: bool
     reports: bool = False  # whether log-probabilities of its tokens are wanted
-    cursor: Cursor | None = None  # where it is in its grammar
+    cursor: Cursor | Guide | None = None  # where it is in its grammar, and in what else bounds its next token
     num_blocks: int = 0
     pool: Pool | None = None
 
@@ -89,10 +89,10 @@ class RowTable:
             reports=state.num_logprobs is not None,
             pool=None if admission.pooling is None else Pool(admission.pooling),
         )
-        if admission.params.structured_outputs is not None:
+        if admission.params.guided:
             assert self._grammars is not None, "a request with a grammar reached a runner without a compiler"
-            row.cursor = self._grammars.compile(admission.params.structured_outputs).start()
-            self.num_constrained += 1
+            row.cursor = self._grammars.start(admission.params, admission.prompt_token_ids)
+            self.num_constrained += row.cursor is not None
         self._rows[admission.seq_id] = row
         return row
 

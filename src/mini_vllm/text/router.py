@@ -9,8 +9,8 @@ from typing import Literal
 from mini_vllm.text.tools.call_reader import WHITESPACE
 from mini_vllm.text.tools.events import CallStart, Content, Event, Reasoning
 from mini_vllm.text.tools.parsers import ToolParser
+from mini_vllm.types.params import THINK, THOUGHT
 
-THINK, THOUGHT = "<think>", "</think>"
 Thinking = Literal["never", "maybe", "begun"]
 
 

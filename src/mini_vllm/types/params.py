@@ -12,9 +12,11 @@ from mini_vllm.types.structured import StructuredOutputsParams
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_N = 128
+MAX_BAD_WORDS = 128
+THINK, THOUGHT = "<think>", "</think>"  # what stands around the thoughts of models that think
 _NUMBERS = (
     *("n", "max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
-    *("presence_penalty", "frequency_penalty", "seed", "logprobs", "prompt_logprobs"),
+    *("presence_penalty", "frequency_penalty", "seed", "logprobs", "prompt_logprobs", "thinking_token_budget"),
 )
 
 
@@ -46,6 +48,8 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # token id -> added to its raw logit
     allowed_token_ids: tuple[int, ...] | None = None  # None: all
     bad_token_ids: tuple[int, ...] = ()  # never sampled
+    bad_words: tuple[str, ...] = ()  # never in the text, whatever tokens would write them; a required form goes before
+    thinking_token_budget: int | None = None  # thoughts (between <think> and </think>) longer than this are ended
     logprobs: int | None = None  # how many alternatives to report beside the chosen token; 0: only the chosen
     prompt_logprobs: int | None = None  # the same for prompt tokens; None: not computed
     structured_outputs: StructuredOutputsParams | None = None  # what the whole output must look like
@@ -73,10 +77,13 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if (count := getattr(self, name)) is not None:
                 _check_int(name, count, low=0, high=MAX_LOGPROBS)
+        if self.thinking_token_budget is not None:
+            _check_int("thinking_token_budget", self.thinking_token_budget, low=0)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(value := getattr(self, name), bool):
                 raise InvalidParameterError(f"{name} is {value!r:.100}; it must be True or False", param=name)
-        self._check_stops()
+        _check_texts("stop", self.stop, most=MAX_STOPS)
+        _check_texts("bad_words", self.bad_words, most=MAX_BAD_WORDS)
         self._check_token_ids()
         if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
             raise InvalidParameterError(
@@ -89,11 +96,18 @@ class SamplingParams:
         """Whether tokens are chosen by argmax rather than drawn."""
         return self.temperature == 0.0 or self.top_k == 1
 
+    @property
+    def guided(self) -> bool:
+        """Whether what was written before decides which tokens may come next."""
+        return self.structured_outputs is not None or bool(self.bad_words) or self.thinking_token_budget is not None
+
     def _freeze(self) -> None:
         set_field = object.__setattr__
         for name in _NUMBERS:
             set_field(self, name, _plain(getattr(self, name)))
         set_field(self, "stop", (self.stop,) if isinstance(self.stop, str) else _frozen("stop", self.stop or ()))
+        words = (self.bad_words,) if isinstance(self.bad_words, str) else _frozen("bad_words", self.bad_words or ())
+        set_field(self, "bad_words", words)
         set_field(self, "stop_token_ids", _frozen("stop_token_ids", self.stop_token_ids))
         set_field(self, "bad_token_ids", _frozen("bad_token_ids", self.bad_token_ids))
         if self.allowed_token_ids is not None:
@@ -104,17 +118,6 @@ class SamplingParams:
             )
         biases = {_plain(token_id): _plain(bias) for token_id, bias in (self.logit_bias or {}).items()}
         set_field(self, "logit_bias", biases)
-
-    def _check_stops(self) -> None:
-        if len(self.stop) > MAX_STOPS:
-            raise InvalidParameterError(
-                f"stop has {len(self.stop)} strings; at most {MAX_STOPS} are allowed", param="stop"
-            )
-        for text in self.stop:
-            if not isinstance(text, str) or not text:
-                raise InvalidParameterError(
-                    f"stop contains {text!r}; each stop must be a non-empty string", param="stop"
-                )
 
     def _check_token_ids(self) -> None:
         _check_ids("stop_token_ids", self.stop_token_ids)
@@ -162,6 +165,14 @@ def _check_float(name: str, value: Any, *, low: float, high: float, low_open: bo
     if value < low or value > high or (low_open and value == low):
         opening = "(" if low_open else "["
         raise InvalidParameterError(f"{name} is {value}; it must lie in {opening}{low}, {high}]", param=name)
+
+
+def _check_texts(name: str, texts: tuple[Any, ...], *, most: int) -> None:
+    if len(texts) > most:
+        raise InvalidParameterError(f"{name} has {len(texts)} strings; at most {most} are allowed", param=name)
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            raise InvalidParameterError(f"{name} contains {text!r:.100}; each must be a non-empty string", param=name)
 
 
 def _check_ids(name: str, ids: Iterable[Any]) -> None:

@@ -73,7 +73,6 @@ class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    thinking_token_budget: int | None = None  # thoughts longer than this are ended
 
 
 class TopLogprob(msgspec.Struct, kw_only=True, frozen=True):

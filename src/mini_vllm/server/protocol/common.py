@@ -39,6 +39,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
     skip_special_tokens: bool | None = None
     allowed_token_ids: list[int] | None = None
     bad_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None  # never in the text
+    thinking_token_budget: int | None = None  # thoughts longer than this are ended
     priority: Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)] | None = None  # lower runs first
     cache_salt: str | None = None
     deadline_ms: Annotated[float, msgspec.Meta(gt=0)] | None = None  # from arrival; past it the request is ended

@@ -24,7 +24,6 @@ CHAT_IGNORED: dict[str, str] = {
 }
 
 SHARED_REJECTED: dict[str, str] = {
-    "bad_words": "not supported yet; use bad_token_ids",
     "truncate_prompt_tokens": "not supported yet; prompts are never cut",
     "use_beam_search": "beam search is not supported",
     "prompt_embeds": "prompts are text or token ids",

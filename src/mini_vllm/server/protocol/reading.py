@@ -20,6 +20,10 @@ R = TypeVar("R", bound=msgspec.Struct)
 MAX_LOGGED_FIELDS = 100
 MAX_DEPTH = 100  # of lists and objects inside a field that may hold any JSON
 _NEUTRAL = frozenset({b"null", b"false", b"[]", b"{}", b'""'})  # values that ask for nothing
+_HALF_PAIR = re.compile(  # of UTF-16, as JSON escapes them: a first half alone, or a second
+    rb"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|"
+    rb"(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+)
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 
 
@@ -62,6 +66,12 @@ def _decode(body: bytes, kind: type[T]) -> T:
         message, param = _explain(str(error))
         raise InvalidParameterError(message, param=param) from None
     except (msgspec.DecodeError, ValueError) as error:
+        if found := _HALF_PAIR.search(body):
+            raise InvalidParameterError(
+                f"the request body holds {found.group(1).decode()}, half of a surrogate pair, which is no character; "
+                "send valid Unicode",
+                code="invalid_json",
+            ) from None
         raise InvalidParameterError(f"the request body is not valid JSON: {error}", code="invalid_json") from None
     except RecursionError:
         raise InvalidParameterError("the request body is nested too deeply", code="invalid_json") from None

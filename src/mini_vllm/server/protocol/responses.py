@@ -53,7 +53,6 @@ class ResponsesRequest(GenerationRequest, kw_only=True, frozen=True):
     metadata: dict[str, Any] | None = None
     truncation: str | None = None
     background: bool | None = None
-    thinking_token_budget: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

@@ -10,8 +10,9 @@ from mini_vllm.engine.choice import Vocabulary
 from mini_vllm.errors import InvalidParameterError
 from mini_vllm.server.protocol.chat import ChatMessage, ChatRequest
 from mini_vllm.server.translate.tools import ToolUse
-from mini_vllm.text.router import THINK, THOUGHT, OutputRouter, Thinking
+from mini_vllm.text.router import OutputRouter, Thinking
 from mini_vllm.types import SamplingParams
+from mini_vllm.types.params import THINK, THOUGHT
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _OWN_FIELDS = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")

@@ -17,7 +17,11 @@ from mini_vllm.server.protocol.chat import (
 from mini_vllm.server.protocol.common import GenerationRequest
 from mini_vllm.server.protocol.messages import CountRequest, InputMessage, MessagesRequest, MessagesTool
 
-_SHARED = tuple(name for name in GenerationRequest.__struct_fields__ if name not in ("n", "max_tokens", "stop"))
+_SHARED = tuple(
+    name
+    for name in GenerationRequest.__struct_fields__
+    if name not in ("n", "max_tokens", "stop", "thinking_token_budget")
+)
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -36,7 +40,7 @@ def chat_request(request: MessagesRequest) -> ChatRequest:
         tools=_tools(request.tools),
         tool_choice=_tool_choice(choice) if request.tools else None,
         parallel_tool_calls=False if choice.get("disable_parallel_tool_use") is True else None,
-        thinking_token_budget=_budget(request.thinking),
+        thinking_token_budget=_budget(request.thinking) or request.thinking_token_budget,
         chat_template_kwargs=request.chat_template_kwargs,
     )
 

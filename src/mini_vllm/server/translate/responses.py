@@ -39,7 +39,6 @@ def chat_request(request: ResponsesRequest, earlier: Sequence[ChatMessage]) -> C
         tools=[_tool(index, tool) for index, tool in enumerate(request.tools or ())] or None,
         tool_choice=_tool_choice(request.tool_choice),
         parallel_tool_calls=request.parallel_tool_calls,
-        thinking_token_budget=request.thinking_token_budget,
         chat_template_kwargs=request.chat_template_kwargs,
     )
 

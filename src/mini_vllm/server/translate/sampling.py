@@ -32,6 +32,8 @@ _COPIED = (  # fields whose name and meaning are the same on both sides
     "skip_special_tokens",
     "allowed_token_ids",
     "bad_token_ids",
+    "bad_words",
+    "thinking_token_budget",
 )
 
 

@@ -3,9 +3,11 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mini_vllm.text.tools.parsers import BareParser, MarkedParser, TaggedParser, ToolParser
+from mini_vllm.text.tools.pythonic import PythonicParser
 from mini_vllm.types import CallableTool, CallsGrammar
 
 MAX_CALLS = 16  # in one answer, where the number is not the model's to choose freely
@@ -106,6 +108,26 @@ class Mistral(ToolFormat):
         return "[TOOL_CALLS]" in template
 
 
+class Pythonic(ToolFormat):
+    """A list of Python calls: Llama 3.2 and 4 and others. Forced ones have their arguments as `**{JSON}`."""
+
+    name = "pythonic"
+    parser = PythonicParser
+    begin, between, end = "[", ", ", "]"
+
+    @staticmethod
+    def fits(template: str) -> bool:
+        """See `ToolFormat`."""
+        return "<|python_start|>" in template or "func_name1(params_name1" in template
+
+    def write(self, calls: Iterable[tuple[str, str]]) -> str:
+        """See `ToolFormat`."""
+        return self.begin + self.between.join(_python_call(*call) for call in calls) + self.end
+
+    def _callable(self, function: Mapping[str, Any]) -> CallableTool:
+        return replace(super()._callable(function), before=f"{function['name']}(**", after=")")
+
+
 class BareJson(ToolFormat):
     """Bare JSON with `arguments`, one object or a list: models that were trained on nothing particular."""
 
@@ -119,7 +141,20 @@ class BareJson(ToolFormat):
         return False
 
 
-FORMATS: Mapping[str, ToolFormat] = {kind.name: kind for kind in (Hermes(), Mistral(), Llama3Json(), BareJson())}
+FORMATS: Mapping[str, ToolFormat] = {
+    kind.name: kind for kind in (Hermes(), Mistral(), Pythonic(), Llama3Json(), BareJson())
+}
+
+
+def _python_call(name: str, arguments: str) -> str:
+    """JSON arguments as keywords, or as they are where they cannot be keywords."""
+    try:
+        values = json.loads(arguments or "{}")
+    except ValueError:
+        values = None
+    if not isinstance(values, dict) or not all(key.isidentifier() for key in values):
+        return f"{name}(**{arguments})"
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in values.items())})"
 
 
 def choose_format(template: str, *, name: str = "auto") -> ToolFormat:
