@@ -98,6 +98,7 @@ def test_the_page_describes_what_is_served(rig: Rig) -> None:
     assert set(page["paths"]) == {
         "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings",
         "/v1/models", "/v1/models/{model}", "/health", "/stats", "/v1/messages", "/v1/messages/count_tokens",
+        "/benchmark", "/benchmark/results", "/simulations/latest",
         "/metrics", "/metrics/prometheus", "/prometheus/metrics", "/trace", "/models", "/ready", "/version",
         "/generate", "/tokenize", "/detokenize", "/apply-template",
     }  # fmt: skip

@@ -19,6 +19,7 @@ from mini_vllm.server.limits import RateLimits
 from mini_vllm.server.middleware import BodyLimit, RateGate, RequestBoundary
 from mini_vllm.server.prompts import PromptReader
 from mini_vllm.server.routes import (
+    benchmark,
     chat,
     completions,
     embeddings,
@@ -42,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 ROUTES = (
     *(completions, chat, responses, messages, embeddings, generate),
-    *(text, models, health, metrics_routes, trace_routes, sockets),
+    *(text, models, health, metrics_routes, trace_routes, benchmark, sockets),
 )
 SAMPLE_SECONDS = 1.0
 SECONDS_FOR_LAST_STEP = 5.0  # at shutdown; then a hung step is left behind

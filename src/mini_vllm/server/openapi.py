@@ -6,6 +6,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from mini_vllm.server.protocol.benchmark import BenchmarkRequest, BenchmarkResponse, RecordFiles
 from mini_vllm.server.protocol.chat import ChatRequest, ChatResponse
 from mini_vllm.server.protocol.common import ErrorResponse
 from mini_vllm.server.protocol.completions import CompletionRequest, CompletionResponse
@@ -26,6 +27,8 @@ from mini_vllm.server.protocol.text import (
 _TYPES = (
     ApplyTemplateRequest,
     ApplyTemplateResponse,
+    BenchmarkRequest,
+    BenchmarkResponse,
     ChatRequest,
     ChatResponse,
     CompletionRequest,
@@ -45,6 +48,7 @@ _TYPES = (
     MetricsPage,
     ModelCard,
     ModelList,
+    RecordFiles,
     ResponseObject,
     ResponsesRequest,
     Stats,
