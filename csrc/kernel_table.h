@@ -7,7 +7,7 @@
 
 namespace mv {
 
-constexpr int TILE_POSITIONS = 8;  // consecutive query rows of one sequence that attention handles together
+constexpr int TILE_POSITIONS = 16; // consecutive query rows of one sequence that attention handles together
 constexpr int MAX_HEAD_DIM = 1024;  // kernels keep one head on the stack
 constexpr int SPAN = 64;           // keys per round of the online softmax, at absolute positions
 constexpr int SPLIT = 256;         // keys per part of a long history, at absolute positions; parts meet in one tree

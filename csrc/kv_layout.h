@@ -1,9 +1,13 @@
 // Where K and V of one token lie.
 //
-// A tile holds one block of one head of one layer: K transposed, so that one vector load reads one dimension of 16
-// neighbouring keys, then V as it is, rows padded to whole groups of 16 with zeros.
+// A tile holds one block of one head of one layer: K transposed, so that one vector load reads 16 neighbouring keys, then
+// V as it is, rows padded to whole groups of 16 with zeros. In bfloat16, P = 2 numbers that are multiplied and summed
+// together lie side by side, so that the dot product of pairs reads them in place: two dimensions of a key, the same
+// dimension of two keys. Else P = 1.
 //
-//   tile(layer, block, head) = [ K^T: head_dim x block_size | V: block_size x padded_dim ]
+//   tile(layer, block, head) = [ K^T: ceil(head_dim / P) x block_size x P | V: ceil(block_size / P) x padded_dim x P ]
+//
+// Both parts are padded to whole cache lines.
 #ifndef MINI_VLLM_KV_LAYOUT_H
 #define MINI_VLLM_KV_LAYOUT_H
 
@@ -12,16 +16,33 @@
 namespace mv {
 
 static inline int padded_dim(int head_dim) { return (head_dim + 15) / 16 * 16; }
+static inline int64_t whole_lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// Elements of one tile; K^T is padded so that V starts on a cache line.
-static inline int64_t key_elements(const mv_store &s) {
-  return (int64_t(s.head_dim) * s.block_size + 31) / 32 * 32;
+static inline int store_pack(int32_t format) { return format == MV_BF16 ? 2 : 1; }
+static inline int store_element_bytes(int32_t format) { return format == MV_F32 ? 4 : 2; }
+
+static inline int64_t key_bytes(const mv_store &s) {
+  int pack = store_pack(s.format);
+  return whole_lines(int64_t((s.head_dim + pack - 1) / pack) * s.block_size * pack * store_element_bytes(s.format));
 }
-static inline int64_t tile_elements(const mv_store &s) {
-  return key_elements(s) + (int64_t(s.block_size) * padded_dim(s.head_dim) + 31) / 32 * 32;
+static inline int64_t value_bytes(const mv_store &s) {
+  int pack = store_pack(s.format);
+  int64_t rows = (s.block_size + pack - 1) / pack * pack;
+  return whole_lines(rows * padded_dim(s.head_dim) * store_element_bytes(s.format));
 }
-static inline int64_t tile_offset(const mv_store &s, int layer, int64_t block, int head) {
-  return ((layer * int64_t(s.num_blocks) + block) * s.num_kv_heads + head) * tile_elements(s);
+static inline int64_t tile_bytes(const mv_store &s) { return key_bytes(s) + value_bytes(s); }
+static inline char *tile_of(const mv_store &s, int layer, int64_t block, int head) {
+  return (char *)s.data + ((layer * int64_t(s.num_blocks) + block) * s.num_kv_heads + head) * tile_bytes(s);
+}
+
+// Of a tile whose blocks have block_size keys: dimension d of K at key offset, column of V at key offset.
+template <int P>
+static inline int64_t key_index(int d, int64_t offset, int64_t block_size) {
+  return (d / P * block_size + offset) * P + d % P;
+}
+template <int P>
+static inline int64_t value_index(int64_t offset, int column, int padded) {
+  return (offset / P * padded + column) * P + offset % P;
 }
 
 }  // namespace mv

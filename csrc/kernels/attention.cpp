@@ -3,26 +3,30 @@
 //   out[q] = sum over visible k of softmax_k(scale q.k) v[k],   visible: p_q - window < p_k <= p_q
 //
 // A task is a tile of up to TILE_POSITIONS consecutive tokens of one sequence and one K/V head; its rows are those tokens
-// times the query heads that share the K/V head, so a key is loaded once for all of them. The history is read in SPANs of
-// 64 keys at absolute positions. For each span (online softmax, m = largest score so far, l = sum of weights):
+// times the query heads that share the K/V head, so what is loaded of the store serves all of them. The history is read in
+// SPANs of 64 keys at absolute positions. For each span (online softmax in powers of two; l = sum of weights):
 //
-//     s = scale q.K^T        m' = max(m, max s)      p = e^(s - m')
-//     l = l e^(m - m') + sum p                       acc = acc e^(m - m') + p V
+//     s = (scale log2(e) q).K^T      m' = max(m, ceil(max s))      p = 2^(s - m')
+//     l = l 2^(m - m') + sum p                                     acc = acc 2^(m - m') + p V
+//
+// m is a whole number, so going over to a larger m changes exponents alone, and p has the same digits whatever m is.
 //
 // SPLITs of 256 positions start from nothing and meet in one binary tree over absolute split numbers:
 //
-//     join(a, b) = weights e^(m_a - m), e^(m_b - m) with m = max(m_a, m_b), summed;  a part without visible keys is skipped
+//     join(a, b) = weights 2^(m_a - m), 2^(m_b - m) with m = max(m_a, m_b), summed;  a part without visible keys is skipped
 //
 // Whether one thread walks all parts of a task (and joins them as it goes) or every part is a unit of its own (and
 // MV_ATTEND_COMBINE joins them) depends on how much work there is; the tree is the same, and so are the bits. A row's
 // result depends on its own position and history alone: keys after it are never accumulated, only scored and dropped.
 #include "kernels/attention_span.h"
+#include "kernels/numeric.h"
 
 namespace mv {
 namespace MV_ISA {
 namespace {
 
 constexpr int MAX_LEVELS = 24;  // of the tree: more splits than any 32-bit position has
+constexpr float LOG2_E = 1.44269504088896341f;
 
 // Rows of a task: row i * group + g is token i, query head head * group + g.
 struct Task {
@@ -31,32 +35,41 @@ struct Task {
   QueryTile tile;
   int head, group, num_rows, padded;
 
+  // Tiles of the end of a sequence, which have the longest histories, come first.
   Task(const mv_op &o, const StepView &s, int64_t index) : op(&o), step(&s) {
-    tile = s.tiles[index / o.num_kv_heads];
+    tile = s.tiles[s.num_tiles - 1 - index / o.num_kv_heads];
     head = int(index % o.num_kv_heads);
     group = o.num_heads / o.num_kv_heads;
     num_rows = tile.num_rows * group;
     padded = padded_dim(o.head_dim);
   }
   int position(int row) const { return tile.first_position + row / group; }
+  int last_position() const { return tile.first_position + tile.num_rows - 1; }
   int first_visible(int position) const { return op->window > 0 ? max32(0, position - op->window + 1) : 0; }
-  int first_split() const { return first_visible(tile.first_position) / SPLIT; }
-  int last_split() const { return (tile.first_position + tile.num_rows - 1) / SPLIT; }
+  int first_key() const { return first_visible(tile.first_position); }
+  int first_split() const { return first_key() / SPLIT; }
+  int last_split() const { return last_position() / SPLIT; }
+  SpanPlace place(int start) const {
+    const int32_t *table = step->in.block_tables + int64_t(tile.seq) * step->in.table_width;
+    int low = max32(0, first_key() - start), high = min32(SPAN, last_position() + 1 - start);
+    return {step->store, table, op->layer, head, start, low, high};
+  }
 };
 
-// m [rows], l [rows], acc [rows][padded]: what a part of the history adds up to.
+// m [rows], l [rows][W] (the sum of a row's lanes counts), acc [rows][padded]: what a part of the history adds up to.
 struct State {
   float *m, *l, *acc;
-  State() : m(nullptr), l(nullptr), acc(nullptr) {}
-  State(float *memory, int max_rows) : m(memory), l(memory + max_rows), acc(memory + 2 * max_rows) {}
+  State(float *memory, const Task &t)
+      : m(memory), l(memory + (t.num_rows + 15) / 16 * 16), acc(l + t.num_rows * W) {}
 };
 
 int max_rows(const mv_op &op) { return (TILE_POSITIONS * (op.num_heads / op.num_kv_heads) + 15) / 16 * 16; }
-int64_t state_len(const mv_op &op) { return int64_t(max_rows(op)) * (2 + padded_dim(op.head_dim)); }
+int64_t state_len(int rows, int padded) { return (rows + 15) / 16 * 16 + int64_t(rows) * (W + padded); }
+int64_t max_state_len(const mv_op &op) { return state_len(max_rows(op), padded_dim(op.head_dim)); }
 
 void clear(const Task &t, const State &s) {
   for (int r = 0; r < t.num_rows; r++) s.m[r] = -__builtin_inff();
-  memset(s.l, 0, sizeof(float) * size_t(t.num_rows));
+  memset(s.l, 0, sizeof(float) * size_t(t.num_rows) * W);
   memset(s.acc, 0, sizeof(float) * size_t(t.num_rows) * size_t(t.padded));
 }
 
@@ -66,15 +79,9 @@ void join(const Task &t, const State &a, const State &b) {
   for (int r = 0; r < t.num_rows; r++) {
     float *x = a.acc + r * t.padded, *y = b.acc + r * t.padded;
     if (a.m[r] == none) continue;
-    if (b.m[r] == none) {
-      b.m[r] = a.m[r];
-      b.l[r] = a.l[r];
-      memcpy(y, x, sizeof(float) * size_t(t.padded));
-      continue;
-    }
     float m = a.m[r] > b.m[r] ? a.m[r] : b.m[r];
-    F wa = exp(set1(a.m[r] - m)), wb = exp(set1(b.m[r] - m));
-    b.l[r] = a.l[r] * wa[0] + b.l[r] * wb[0];
+    F wa = exp2(set1(a.m[r] - m)), wb = exp2(set1(b.m[r] - m));
+    store(b.l + r * W, fma(load(a.l + r * W), wa, load(b.l + r * W) * wb));
     b.m[r] = m;
     for (int i = 0; i < t.padded; i += W) store(y + i, fma(load(x + i), wa, load(y + i) * wb));
   }
@@ -83,13 +90,13 @@ void join(const Task &t, const State &a, const State &b) {
 // The tree, fed with parts in ascending order: a binary counter whose digits are finished subtrees.
 class Tree {
  public:
-  Tree(const Task &task, float *memory) : task_(task), memory_(memory), len_(state_len(*task.op)) {}
+  Tree(const Task &task, float *memory) : task_(task), memory_(memory), len_(state_len(task.num_rows, task.padded)) {}
   // Where to put the next part: the slot after the highest level in use.
-  State next() { return state(MAX_LEVELS); }
+  float *next() { return memory_ + slot_[MAX_LEVELS] * len_; }
   void push(int split) {
     int level = 0;
     for (; split >> level & 1; level++) {
-      if (used_ >> level & 1) join(task_, state(level), next());
+      if (used_ >> level & 1) join(task_, state(level), state(MAX_LEVELS));
       used_ &= ~(1u << level);
     }
     move(MAX_LEVELS, level);
@@ -105,7 +112,7 @@ class Tree {
 
  private:
   // Level 0 … MAX_LEVELS - 1 are subtrees, MAX_LEVELS is the newest part; slots swap instead of being copied.
-  State state(int level) { return State(memory_ + slot_[level] * len_, max_rows(*task_.op)); }
+  State state(int level) { return State(memory_ + slot_[level] * len_, task_); }
   void move(int from, int to) {
     int slot = slot_[to];
     slot_[to] = slot_[from];
@@ -118,116 +125,178 @@ class Tree {
   int slot_[MAX_LEVELS + 1] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 0};
 };
 
-// Per-thread memory, in order: span scratch, queries [rows][D], tree states.
+// Per-thread memory, in order: scores and weights of a register tile, queries [rows][steps], a copied span, tree states.
 struct Scratch {
-  SpanScratch span;
-  float *queries, *states;
+  float *scores, *weights, *queries, *states;
+  char *copy;
   Scratch(char *memory, const mv_op &op) {
-    span.scores = (float *)memory;
-    span.tile = (char *)(span.scores + max_rows(op) * SPAN);
-    queries = (float *)(span.tile + span_tile_bytes(op.head_dim));
-    states = queries + (int64_t(max_rows(op)) * op.head_dim + 15) / 16 * 16;
+    scores = (float *)(((uintptr_t)memory + 63) / 64 * 64);
+    weights = scores + MAX_TILE_ROWS * SPAN;
+    queries = weights + MAX_TILE_ROWS * SPAN;
+    copy = (char *)(queries + int64_t(max_rows(op)) * (padded_dim(op.head_dim) + 16));
+    states = (float *)(copy + span_copy_bytes(op.head_dim));
+  }
+  static int64_t bytes(const mv_op &op) {
+    int64_t floats = 2 * MAX_TILE_ROWS * SPAN + int64_t(max_rows(op)) * (padded_dim(op.head_dim) + 16);
+    return 4 * (floats + (MAX_LEVELS + 1) * max_state_len(op)) + span_copy_bytes(op.head_dim) + 64;
   }
 };
 
-void copy_queries(const Task &t, float *queries) {
-  int d = t.op->head_dim;
-  for (int i = 0; i < t.tile.num_rows; i++) {
-    const float *q = t.op->x + (t.tile.first_row + i) * t.op->x_stride + t.head * t.group * d;
-    memcpy(queries + i * t.group * d, q, sizeof(float) * size_t(t.group) * size_t(d));
+// The scale goes into q, and with it the change to powers of two, unless scores are capped in between.
+template <typename Lanes>
+void write_queries(const Task &t, typename Lanes::Operand *out) {
+  const int d = t.op->head_dim, steps = (d + Lanes::P - 1) / Lanes::P;
+  const float factor = t.op->softcap != 0.0f ? t.op->scale : t.op->scale * LOG2_E;
+  for (int r = 0; r < t.num_rows; r++) {
+    const float *q = t.op->x + (t.tile.first_row + r / t.group) * t.op->x_stride;
+    Lanes::write_query(q + (t.head * t.group + r % t.group) * d, d, factor, out + r * steps);
   }
 }
 
-// Scales and caps one row's scores [from, to), in place; lanes outside become -infinity. Returns the largest.
-float prepare_scores(const mv_op &op, float *scores, const RowRange &range) {
-  const float none = -__builtin_inff();
-  F largest = set1(none);
-  for (int j = range.from / W * W; j < range.to; j += W) {
-    I index = lane_index(j);
-    F x = load(scores + j) * op.scale;
-    if (op.softcap != 0.0f) x = softcap(x, op.softcap);
-    I visible = (index >= range.from) & (index < range.to);
-    x = visible ? x : set1(none);
-    store(scores + j, x);
-    largest = max(largest, x);
-  }
-  return max_lanes(largest);
-}
+// Up to MAX_TILE_ROWS rows of a task, and what each of them sees of the span at hand.
+struct TileRows {
+  int first, count;
+  RowRange ranges[MAX_TILE_ROWS];
+  int low, high;  // keys that some row sees
+  bool whole;     // every row sees the whole span
 
-// Scores become softmax weights relative to m. Returns their sum.
-float weigh_scores(float *scores, const RowRange &range, float m) {
-  F sum = zero();
-  for (int j = range.from / W * W; j < range.to; j += W) {
-    F p = exp(load(scores + j) - m);
-    store(scores + j, p);
-    sum += p;
-  }
-  return sum_lanes(sum);
-}
-
-// The online softmax of rows first … first + count over a span, phase by phase so that the rows' steps overlap.
-void weigh_rows(const Task &t, const State &s, int first, int count, float *scores, const RowRange *ranges) {
-  float largest[MAX_GROUP_ROWS], difference[(MAX_GROUP_ROWS + W - 1) / W * W] = {};
-  for (int i = 0; i < count; i++) {
-    float before = s.m[first + i];
-    largest[i] = before;
-    if (ranges[i].from >= ranges[i].to) continue;
-    float here = prepare_scores(*t.op, scores + i * SPAN, ranges[i]);
-    largest[i] = before > here ? before : here;
-    difference[i] = before - largest[i];
-  }
-  for (int i = 0; i < MAX_GROUP_ROWS; i += W) store(difference + i, exp(load(difference + i)));
-  for (int i = 0; i < count; i++) {
-    if (ranges[i].from >= ranges[i].to) continue;
-    float sum = weigh_scores(scores + i * SPAN, ranges[i], largest[i]);
-    s.l[first + i] = s.l[first + i] * difference[i] + sum;
-  }
-  for (int i = 0; i < count; i++) {
-    if (s.m[first + i] == largest[i]) continue;  // the factor is exactly 1
-    s.m[first + i] = largest[i];
-    float *acc = s.acc + (first + i) * t.padded;
-    for (int d = 0; d < t.padded; d += W) store(acc + d, load(acc + d) * difference[i]);
-  }
-}
-
-template <typename Format>
-void accumulate_span(const Task &t, const Scratch &scratch, const State &s, int start) {
-  int last = t.tile.first_position + t.tile.num_rows - 1;
-  int low = max32(0, t.first_visible(t.tile.first_position) - start), high = min32(SPAN, last + 1 - start);
-  SpanView<Format> span = locate_span<Format>(*t.op, *t.step, t.tile.seq, t.head, start, low, high, scratch.span);
-  locate_next(span, *t.op, *t.step, t.tile.seq, t.head, start + SPAN, last);
-  score_rows(span, scratch.queries, t.num_rows, scratch.span.scores);
-  RowRange ranges[MAX_GROUP_ROWS];
-  for (int first = 0; first < t.num_rows; first += MAX_GROUP_ROWS) {
-    int count = min32(MAX_GROUP_ROWS, t.num_rows - first);
+  TileRows(const Task &t, int first_row, int start) : first(first_row), count(min32(MAX_TILE_ROWS, t.num_rows - first_row)) {
+    low = SPAN;
+    high = 0;
+    whole = true;
     for (int i = 0; i < count; i++) {
       int position = t.position(first + i);
-      ranges[i].from = max32(0, t.first_visible(position) - start);
-      ranges[i].to = min32(SPAN, position + 1 - start);
-      if (ranges[i].from >= ranges[i].to) ranges[i].from = ranges[i].to = 0;
+      RowRange &range = ranges[i];
+      range.from = max32(0, t.first_visible(position) - start);
+      range.to = min32(SPAN, position + 1 - start);
+      whole = whole && range.from == 0 && range.to == SPAN;
+      if (range.from >= range.to) {
+        range.from = range.to = 0;
+        continue;
+      }
+      low = min32(low, range.from);
+      high = max32(high, range.to);
     }
-    weigh_rows(t, s, first, count, scratch.span.scores + first * SPAN, ranges);
-    add_values(span, scratch.span.scores + first * SPAN, ranges, count, s.acc + first * t.padded);
+  }
+  bool empty() const { return low >= high; }
+};
+
+// Caps scores and makes those that a row does not see -infinity.
+void adjust_scores(const mv_op &op, const TileRows &rows, float *scores) {
+  for (int i = 0; i < rows.count; i++) {
+    for (int j = 0; j < SPAN; j += W) {
+      F x = load(scores + i * SPAN + j);
+      if (op.softcap != 0.0f) x = softcap(x, op.softcap) * LOG2_E;
+      I index = lane_index(j);
+      I visible = (index >= rows.ranges[i].from) & (index < rows.ranges[i].to);
+      store(scores + i * SPAN + j, visible ? x : set1(-__builtin_inff()));
+    }
   }
 }
 
-void accumulate_split(const Task &t, const Scratch &scratch, const State &s, int split) {
-  clear(t, s);
-  int first = t.first_visible(t.tile.first_position), last = t.tile.first_position + t.tile.num_rows - 1;
-  int begin = max32(split * SPLIT, first / SPAN * SPAN), end = min32((split + 1) * SPLIT, last + 1);
-  for (int start = begin; start < end; start += SPAN) {
-    if (t.step->store->format == MV_F32) accumulate_span<F32>(t, scratch, s, start);
-    if (t.step->store->format == MV_F16) accumulate_span<F16>(t, scratch, s, start);
-    if (t.step->store->format == MV_BF16) accumulate_span<BF16>(t, scratch, s, start);
+// The online softmax of a tile's rows over a span, phase by phase so that the rows' steps overlap: scores [rows][SPAN] become
+// weights [rows][SPAN / P].
+template <typename Lanes>
+void weigh_rows(const Task &t, const State &s, const TileRows &rows, const float *scores,
+                typename Lanes::Operand *weights) {
+  F now[MAX_TILE_ROWS];
+  bool grown = false;
+  for (int i = 0; i < rows.count; i++) {
+    F largest = load(scores + i * SPAN);
+    MV_UNROLL for (int j = W; j < SPAN; j += W) largest = max(largest, load(scores + i * SPAN + j));
+    float before = s.m[rows.first + i];
+    now[i] = max(set1(before), ceil(set1(max_lanes(largest))));
+    grown = grown || now[i][0] != before;
+  }
+  for (int i = 0; grown && i < rows.count; i++) {  // else the factors are exactly 1
+    int r = rows.first + i;
+    F factor = exp2(s.m[r] - now[i]);
+    if (s.m[r] == now[i][0]) continue;
+    s.m[r] = now[i][0];
+    store(s.l + r * W, load(s.l + r * W) * factor);
+    float *acc = s.acc + r * t.padded;
+    for (int d = 0; d < t.padded; d += W) store(acc + d, load(acc + d) * factor);
+  }
+  for (int i = 0; i < rows.count; i++) {
+    if (rows.ranges[i].from >= rows.ranges[i].to) continue;  // there may be no m yet
+    F sum = zero();
+    MV_UNROLL for (int j = 0; j < SPAN; j += 2 * W) {
+      F a = exp2(load(scores + i * SPAN + j) - now[i]), b = exp2(load(scores + i * SPAN + j + W) - now[i]);
+      sum += Lanes::write_weights(a, b, weights + i * (SPAN / Lanes::P) + j / Lanes::P);
+    }
+    float *l = s.l + (rows.first + i) * W;
+    store(l, load(l) + sum);
   }
 }
+
+// Reads spans of tasks one after the other, and knows the one that comes next in time to ask for its memory.
+template <typename Lanes>
+class Reader {
+ public:
+  Reader(const mv_op &op, const StepView &step, const Scratch &scratch) : op_(op), step_(step), scratch_(scratch) {}
+
+  // Adds the split's visible keys to s.
+  void accumulate_split(const Task &t, int64_t index, const State &s, int split) {
+    int begin = max32(split * SPLIT, t.first_key() / SPAN * SPAN), end = min32((split + 1) * SPLIT, t.last_position() + 1);
+    for (int start = begin; start < end; start += SPAN) {
+      if (!in_place()) {
+        accumulate_span(t, s, start, copy_span<Lanes>(t.place(start), scratch_.copy), nullptr);
+        continue;
+      }
+      Span<Lanes> span = located_ == index && located_start_ == start ? next_ : locate_span<Lanes>(t.place(start));
+      accumulate_span(t, s, start, span, locate_next(t, index, start) ? &next_ : nullptr);
+    }
+  }
+
+ private:
+  bool in_place() const { return step_.store->block_size % GROUP == 0; }
+
+  // The task's next span, or the first one of the next task.
+  bool locate_next(const Task &t, int64_t index, int start) {
+    if (start + SPAN <= t.last_position()) {
+      located_ = index;
+      located_start_ = start + SPAN;
+      next_ = locate_span<Lanes>(t.place(located_start_));
+      return true;
+    }
+    located_ = index + 1;
+    if (located_ == int64_t(step_.num_tiles) * op_.num_kv_heads) return false;
+    Task after(op_, step_, located_);
+    located_start_ = after.first_key() / SPAN * SPAN;
+    next_ = locate_span<Lanes>(after.place(located_start_));
+    return true;
+  }
+
+  void accumulate_span(const Task &t, const State &s, int start, const Span<Lanes> &span, const Span<Lanes> *ahead) {
+    typedef typename Lanes::Operand Operand;
+    const Operand *queries = (const Operand *)scratch_.queries;
+    Operand *weights = (Operand *)scratch_.weights;
+    for (int first = 0; first < t.num_rows; first += MAX_TILE_ROWS) {
+      TileRows rows(t, first, start);
+      if (rows.empty()) continue;
+      dispatch_rows<ScoreRows, Lanes>(rows.count, span, ahead, queries + first * span.steps, rows.low / GROUP,
+                                      (rows.high + GROUP - 1) / GROUP, scratch_.scores);
+      if (!rows.whole || t.op->softcap != 0.0f) adjust_scores(*t.op, rows, scratch_.scores);
+      weigh_rows<Lanes>(t, s, rows, scratch_.scores, weights);
+      add_values(span, ahead, weights, rows.ranges, rows.count, s.acc + first * t.padded);
+      ahead = nullptr;
+    }
+  }
+
+  const mv_op &op_;
+  const StepView &step_;
+  const Scratch &scratch_;
+  Span<Lanes> next_;
+  int64_t located_ = -1;  // the task that next_ belongs to, and where it starts
+  int located_start_ = 0;
+};
 
 void write_rows(const Task &t, const State &s) {
   int d = t.op->head_dim;
   for (int r = 0; r < t.num_rows; r++) {
     float *out = t.op->out + (t.tile.first_row + r / t.group) * t.op->out_stride + (t.head * t.group + r % t.group) * d;
     const float *acc = s.acc + r * t.padded;
-    F inverse = set1(1.0f / s.l[r]);
+    F inverse = set1(1.0f / sum_lanes(load(s.l + r * W)));
     int i = 0;
     for (; i + W <= d; i += W) store(out + i, load(acc + i) * inverse);
     if (i < d) store_n(out + i, load(acc + i) * inverse, d - i);
@@ -242,24 +311,37 @@ int64_t combine_units(const mv_op &op, const StepView &step) {
   return step.split_units ? int64_t(step.num_tiles) * op.num_kv_heads : 0;
 }
 
-void attend(const mv_op &op, const StepView &step, int64_t begin, int64_t end, char *memory) {
+template <typename Lanes>
+void attend_units_of(const mv_op &op, const StepView &step, int64_t begin, int64_t end, char *memory) {
   Scratch scratch(memory, op);
+  Reader<Lanes> reader(op, step, scratch);
   for (int64_t unit = begin; unit < end; unit++) {
-    Task t(op, step, step.split_units ? unit / step.num_splits : unit);
+    const int64_t index = step.split_units ? unit / step.num_splits : unit;
+    Task t(op, step, index);
     int split = step.split_units ? int(unit % step.num_splits) : 0;
     if (step.split_units && (split < t.first_split() || split > t.last_split())) continue;
-    copy_queries(t, scratch.queries);
+    write_queries<Lanes>(t, (typename Lanes::Operand *)scratch.queries);
     if (step.split_units) {
-      accumulate_split(t, scratch, State(step.partials + unit * step.partial_len, max_rows(op)), split);
+      State part(step.partials + unit * step.partial_len, t);
+      clear(t, part);
+      reader.accumulate_split(t, index, part, split);
       continue;
     }
     Tree tree(t, scratch.states);
     for (split = t.first_split(); split <= t.last_split(); split++) {
-      accumulate_split(t, scratch, tree.next(), split);
+      State part(tree.next(), t);
+      clear(t, part);
+      reader.accumulate_split(t, index, part, split);
       tree.push(split);
     }
     write_rows(t, tree.result());
   }
+}
+
+void attend(const mv_op &op, const StepView &step, int64_t begin, int64_t end, char *memory) {
+  if (step.store->format == MV_F32) attend_units_of<Singles<F32>>(op, step, begin, end, memory);
+  if (step.store->format == MV_F16) attend_units_of<Singles<F16>>(op, step, begin, end, memory);
+  if (step.store->format == MV_BF16) attend_units_of<Pairs>(op, step, begin, end, memory);
 }
 
 void combine(const mv_op &op, const StepView &step, int64_t begin, int64_t end, char *memory) {
@@ -269,7 +351,7 @@ void combine(const mv_op &op, const StepView &step, int64_t begin, int64_t end, 
     Tree tree(t, scratch.states);
     for (int split = t.first_split(); split <= t.last_split(); split++) {
       const float *part = step.partials + (unit * step.num_splits + split) * step.partial_len;
-      memcpy(tree.next().m, part, sizeof(float) * size_t(state_len(op)));
+      memcpy(tree.next(), part, sizeof(float) * size_t(state_len(t.num_rows, t.padded)));
       tree.push(split);
     }
     write_rows(t, tree.result());
@@ -278,11 +360,8 @@ void combine(const mv_op &op, const StepView &step, int64_t begin, int64_t end, 
 
 }  // namespace
 
-int64_t attend_partial_len(const mv_op &op) { return state_len(op); }
-int64_t attend_scratch_bytes(const mv_op &op, const mv_store &) {
-  int64_t floats = int64_t(max_rows(op)) * SPAN + (int64_t(max_rows(op)) * op.head_dim + 15) / 16 * 16;
-  return 4 * (floats + (MAX_LEVELS + 1) * state_len(op)) + span_tile_bytes(op.head_dim) + 64;
-}
+int64_t attend_partial_len(const mv_op &op) { return max_state_len(op); }
+int64_t attend_scratch_bytes(const mv_op &op, const mv_store &) { return Scratch::bytes(op); }
 
 const Kernel ATTEND = {attend_units, attend, 1};
 const Kernel COMBINE = {combine_units, combine, 1};

@@ -30,6 +30,45 @@ static MV_INLINE F exp(F x) {
   return x < -87.3f ? zero() : result;
 }
 
+// 2^x = 2^n 2^r with n = round(x), |r| <= 1/2, for x < 127; 2^r by a polynomial (least relative error 9e-8, and exactly 1 at
+// 0, so that powers of whole numbers are exact). Below 2^-126 the result is 0.
+static MV_INLINE F exp2(F x) {
+#if defined(__AVX512F__)
+  F clamped = max(set1(-160.0f), x);
+  F n = _mm512_roundscale_ps(clamped, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, held in the low bits
+  F clamped = max(set1(-126.0f), x);
+  F shifted = clamped + magic;
+  F n = shifted - magic;
+#endif
+  F r = clamped - n;
+  F p = set1(1.3264727e-3f);
+  p = fma(p, r, set1(9.6715126e-3f));
+  p = fma(p, r, set1(5.5507337e-2f));
+  p = fma(p, r, set1(2.4022242e-1f));
+  p = fma(p, r, set1(6.9314698e-1f));
+  p = fma(p, r, set1(1.0f));
+#if defined(__AVX512F__)
+  return _mm512_scalef_ps(p, n);
+#else
+  I power = (as_int(shifted) - 0x4b400000 + 127) << 23;  // 0x4b400000: the bits of magic
+  return x < -126.0f ? zero() : p * as_float(power);
+#endif
+}
+
+// The smallest whole number that is not below x.
+static MV_INLINE F ceil(F x) {
+#if defined(__AVX512F__)
+  return _mm512_roundscale_ps(x, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC);
+#else
+  const float magic = 12582912.0f;
+  F nearest = (x + magic) - magic;
+  F up = nearest < x ? nearest + 1.0f : nearest;
+  return (x < 4194304.0f) & (x > -4194304.0f) ? up : x;  // what is larger has no fraction that matters
+#endif
+}
+
 // tanh x = x + x^3 P(x^2) near 0 (Cephes), else 1 - 2 / (e^2x + 1).
 static MV_INLINE F tanh(F x) {
   F square = x * x;

@@ -23,22 +23,25 @@ void rotate(const float *__restrict x, const float *__restrict cos, const float 
   for (int i = 2 * half; i < head_dim; i++) y[i] = x[i];
 }
 
-template <typename Format>
+template <typename Format, int P>
 void write_key_value(const mv_op &op, const mv_store &s, int head, int32_t slot, const float *k, const float *v) {
   typedef typename Format::Element Element;
-  int d = op.head_dim, offset = slot % s.block_size;
-  Element *tile = (Element *)s.data + tile_offset(s, op.layer, slot / s.block_size, head);
-  Element *keys = tile + offset;
-  Element *values = tile + key_elements(s) + int64_t(offset) * padded_dim(d);
-  for (int i = 0; i < d; i++) keys[int64_t(i) * s.block_size] = Format::narrow(k[i]);
-  for (int i = 0; i < d; i++) values[i] = Format::narrow(v[i]);
-  for (int i = d; i < padded_dim(d); i++) values[i] = Format::narrow(0.0f);
+  const int d = op.head_dim, padded = padded_dim(d);
+  const int64_t offset = slot % s.block_size;
+  char *tile = tile_of(s, op.layer, slot / s.block_size, head);
+  Element *keys = (Element *)tile, *values = (Element *)(tile + key_bytes(s)), row[MAX_HEAD_DIM + P];
+  for (int i = 0; i < d; i++) row[i] = Format::narrow(k[i]);
+  row[d] = 0;  // completes a pair
+  for (int i = 0; i < d; i += P) memcpy(keys + key_index<P>(i, offset, s.block_size), row + i, P * sizeof(Element));
+  for (int i = 0; i < d; i++) row[i] = Format::narrow(v[i]);
+  for (int i = d; i < padded; i++) row[i] = 0;
+  for (int i = 0; i < padded; i++) values[value_index<P>(offset, i, padded)] = row[i];
 }
 
-template <typename Format>
+template <typename Format, int P>
 void rope_store_rows(const mv_op &op, const StepView &step, int64_t begin, int64_t end) {
   int d = op.head_dim, half = op.rope_dims / 2;
-  float key[1024];
+  float key[MAX_HEAD_DIM];
   for (int64_t t = begin; t < end; t++) {
     const float *q = op.x + t * op.x_stride, *k = q + op.num_heads * d, *v = k + op.num_kv_heads * d;
     const float *cos = op.vector0 + int64_t(step.in.positions[t]) * half;
@@ -47,15 +50,15 @@ void rope_store_rows(const mv_op &op, const StepView &step, int64_t begin, int64
     for (int h = 0; h < op.num_heads; h++) rotate(q + h * d, cos, sin, half, d, out + h * d);
     for (int h = 0; h < op.num_kv_heads; h++) {
       rotate(k + h * d, cos, sin, half, d, key);
-      write_key_value<Format>(op, *step.store, h, step.in.slots[t], key, v + h * d);
+      write_key_value<Format, P>(op, *step.store, h, step.in.slots[t], key, v + h * d);
     }
   }
 }
 
 void rope_store(const mv_op &op, const StepView &step, int64_t begin, int64_t end, char *) {
-  if (step.store->format == MV_F32) rope_store_rows<F32>(op, step, begin, end);
-  if (step.store->format == MV_F16) rope_store_rows<F16>(op, step, begin, end);
-  if (step.store->format == MV_BF16) rope_store_rows<BF16>(op, step, begin, end);
+  if (step.store->format == MV_F32) rope_store_rows<F32, 1>(op, step, begin, end);
+  if (step.store->format == MV_F16) rope_store_rows<F16, 1>(op, step, begin, end);
+  if (step.store->format == MV_BF16) rope_store_rows<BF16, 2>(op, step, begin, end);
 }
 
 }  // namespace

@@ -147,43 +147,66 @@ int sequence_of(const Step &step, int row) {
   return seq;
 }
 
-// One query head over positions first … last of a sequence.
-void attend_head(const Run &run, const mv_op &op, int row, int head, std::vector<Expected> &out) {
+// What a row sees of one K/V head: places of its keys, their weights, and how far those may be off.
+struct Weights {
+  std::vector<int64_t> slots;
+  std::vector<double> values, errors;
+};
+
+// Weights relative to a power of two. Bfloat16 stores are read with q and the weights rounded to bfloat16: a weight so near
+// the middle of two numbers that an error in its score decides may be either.
+Weights weigh(const Run &run, const mv_op &op, int row, int head) {
   const int d = op.head_dim, block_size = run.program.store().shape.block_size;
+  const bool rounds = run.program.store().shape.format == MV_BF16;
   const int last = run.step.positions[size_t(row)], first = op.window > 0 ? std::max(0, last - op.window + 1) : 0;
   const int32_t *table = run.step.block_tables.data() + int64_t(sequence_of(run.step, row)) * run.step.table_width;
-  const float *q = row_of(op, row) + head * d;
-  const int kv_head = head / (op.num_heads / op.num_kv_heads);
-  std::vector<double> scores;
-  std::vector<int64_t> slots;
-  double largest = -INFINITY, score_error = 0;
+  const float log2_e = 1.44269504088896341f, factor = op.softcap != 0 ? op.scale : op.scale * log2_e;
+  std::vector<double> q;
+  for (int i = 0; i < d; i++) {
+    float scaled = row_of(op, row)[head * d + i] * factor;
+    q.push_back(rounds ? round_to(MV_BF16, scaled) : scaled);
+  }
+  Weights w;
+  double largest = -INFINITY;
   for (int p = first; p <= last; p++) {
-    slots.push_back(int64_t(table[p / block_size]) * block_size + p % block_size);
-    const double *k = run.mirror.key(op.layer, slots.back(), kv_head);
+    w.slots.push_back(int64_t(table[p / block_size]) * block_size + p % block_size);
+    const double *k = run.mirror.key(op.layer, w.slots.back(), head / (op.num_heads / op.num_kv_heads));
     double score = 0, size = 0;
     for (int i = 0; i < d; i++) {
-      score += q[i] * k[i];
-      size += std::fabs(q[i] * k[i]);
+      score += q[size_t(i)] * k[i];
+      size += std::fabs(q[size_t(i)] * k[i]);
     }
-    score *= op.scale;
-    score_error = std::max(score_error, EPS * (4 + 2 * std::sqrt(d)) * size * std::fabs(op.scale));
+    double error = EPS * (8 + 2 * std::sqrt(d)) * size;
     if (op.softcap != 0) {
-      score = op.softcap * std::tanh(score / op.softcap);
-      score_error += 8 * EPS * op.softcap / double(last - first + 1);
+      score = op.softcap * std::tanh(score / op.softcap) * log2_e;
+      error = error * log2_e + 8 * EPS * op.softcap;
     }
-    scores.push_back(score);
+    w.values.push_back(score);
+    w.errors.push_back(error + 4 * EPS);
     largest = std::max(largest, score);
   }
+  for (size_t j = 0; j < w.values.size(); j++) {
+    double weight = std::exp2(w.values[j] - std::ceil(largest)), error = std::min(w.errors[j], 1.0) * weight;
+    w.values[j] = rounds ? round_to(MV_BF16, weight) : weight;
+    w.errors[j] = rounds ? round_to(MV_BF16, weight + error) - round_to(MV_BF16, weight - error) : error;
+  }
+  return w;
+}
+
+// One query head over the keys that its row sees.
+void attend_head(const Run &run, const mv_op &op, int row, int head, std::vector<Expected> &out) {
+  const Weights w = weigh(run, op, row, head);
   double total = 0;
-  for (double &score : scores) total += score = std::exp(score - largest);
-  for (int i = 0; i < d; i++) {
-    double sum = 0, size = 0;
-    for (size_t j = 0; j < slots.size(); j++) {
-      double v = run.mirror.value(op.layer, slots[j], kv_head)[i];
-      sum += scores[j] / total * v;
-      size += scores[j] / total * std::fabs(v);
+  for (double weight : w.values) total += weight;
+  for (int i = 0; i < op.head_dim; i++) {
+    double sum = 0, size = 0, error = 0;
+    auto value = [&](size_t j) { return run.mirror.value(op.layer, w.slots[j], head / (op.num_heads / op.num_kv_heads))[i]; };
+    for (size_t j = 0; j < w.slots.size(); j++) sum += w.values[j] / total * value(j);
+    for (size_t j = 0; j < w.slots.size(); j++) {
+      size += w.values[j] / total * std::fabs(value(j));
+      error += w.errors[j] / total * std::fabs(value(j) - sum);
     }
-    out.push_back({sum, (4 * score_error + EPS * (64 + 2 * std::sqrt(double(slots.size())))) * size + TINY});
+    out.push_back({sum, 2 * error + EPS * (64 + 2 * std::sqrt(double(w.slots.size()))) * size + TINY});
   }
 }
 

@@ -124,18 +124,33 @@ class OneOp:
 
 
 def reference_attention(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, positions: np.ndarray, spec: AttentionSpec
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    positions: np.ndarray,
+    spec: AttentionSpec,
+    *,
+    number_format: str = "f32",
 ) -> np.ndarray:
-    """q [n, heads, D] at positions; k, v [m, kv heads, D] at 0 … m - 1. float64."""
+    """q [n, heads, D] at positions; k, v [m, kv heads, D] at 0 … m - 1. float64; of a "bf16" store, scaled queries and
+    weights (relative to a power of two) are rounded to bfloat16 too.
+    """
     out = np.zeros(q.shape)
     group = spec.num_heads // spec.num_kv_heads
+    log2_e = np.float32(np.log2(np.e))
+    factor = np.float32(spec.scale) * (1 if spec.softcap else log2_e)
+    scaled = q * np.float32(factor)
+    if number_format == "bf16":
+        scaled = rounded(scaled, "bf16")
     for i, position in enumerate(positions):
         first = max(0, position - spec.window + 1) if spec.window else 0
         for h in range(spec.num_heads):
             keys, values = (x[first : position + 1, h // group].astype(np.float64) for x in (k, v))
-            scores = keys @ q[i, h].astype(np.float64) * spec.scale
+            scores = keys @ scaled[i, h].astype(np.float64)
             if spec.softcap:
-                scores = spec.softcap * np.tanh(scores / spec.softcap)
-            weights = np.exp(scores - scores.max())
+                scores = spec.softcap * np.tanh(scores / spec.softcap) * log2_e
+            weights = np.exp2(scores - np.ceil(scores.max()))
+            if number_format == "bf16":
+                weights = rounded(weights, "bf16").astype(np.float64)
             out[i, h] = weights @ values / weights.sum()
     return out

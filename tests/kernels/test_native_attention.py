@@ -34,7 +34,8 @@ class Attention:
         rows = self.table[tokens].reshape(len(tokens), -1, d)
         q, k, v = np.split(rows, [spec.num_heads, spec.num_heads + spec.num_kv_heads], axis=1)
         k, v = rounded(k, self.number_format), rounded(v, self.number_format)
-        return reference_attention(q[positions], k, v, positions, spec).reshape(len(positions), -1)
+        out = reference_attention(q[positions], k, v, positions, spec, number_format=self.number_format)
+        return out.reshape(len(positions), -1)
 
 
 def check_ragged(device, spec, *, block_size=16, number_format="f32", chunks=RAGGED):
@@ -47,7 +48,11 @@ def check_ragged(device, spec, *, block_size=16, number_format="f32", chunks=RAG
     now = [(r, start, start + count) for r, (start, count) in enumerate(chunks)]
     out = attention.run(now, np.concatenate([tokens[r][a:b] for r, a, b in now]))
     expected = np.concatenate([attention.expected(tokens[r], np.arange(a, b)) for r, a, b in now])
-    assert np.allclose(out, expected, rtol=2e-5, atol=2e-5), np.abs(out - expected).max()
+    near = np.abs(out - expected) <= 2e-5 * (1 + np.abs(expected))
+    if number_format == "bf16":  # a weight may lie in the middle between two numbers of the format
+        assert near.mean() > 0.99
+        near |= np.abs(out - expected) <= 2**-8
+    assert near.all(), np.abs(out - expected).max()
 
 
 @pytest.fixture(params=ISAS)
@@ -66,7 +71,7 @@ def test_grouped_heads(device, num_heads, num_kv_heads):
     check_ragged(device, AttentionSpec(0, num_heads, num_kv_heads, 16, 0.25))
 
 
-@pytest.mark.parametrize("head_dim", (4, 20, 80, 128))
+@pytest.mark.parametrize("head_dim", (4, 5, 20, 33, 80, 128))
 def test_head_sizes(device, head_dim):
     check_ragged(device, AttentionSpec(0, 2, 1, head_dim, head_dim**-0.5), number_format="bf16")
 

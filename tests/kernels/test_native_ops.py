@@ -183,7 +183,7 @@ def test_half_precision_weights_survive_at_their_extremes(device):
 @pytest.mark.parametrize("number_format", FORMATS)
 @pytest.mark.parametrize(("head_dim", "rotated"), [(8, 8), (12, 4), (80, 80), (64, 0)])
 def test_rope_rotates_halves_and_stores_rounded_keys(device, number_format, head_dim, rotated):
-    """Read back through attention over one key: softmax of one score is 1, so the output is V exactly."""
+    """Read back through attention over one key: softmax of one score is 1, so the output is V but for two roundings."""
     spec = AttentionSpec(1, 2, 1, head_dim, 1.0)
     values = table(6, 4 * head_dim)
     angles = np.arange(10)[:, None] / 50.0 ** (np.arange(max(rotated, 2) // 2) / max(rotated, 2))[None]
@@ -203,4 +203,5 @@ def test_rope_rotates_halves_and_stores_rounded_keys(device, number_format, head
         return ops.attend(ops.rope_store(x, rope, ctx.positions, spec), spec)
 
     first = OneOp(device, values, attend, shape=shape).rows([3]).reshape(2, head_dim)
-    assert np.array_equal(first, np.stack([rounded(values, number_format)[3, 3 * head_dim :]] * 2))
+    stored = rounded(values, number_format)[3, 3 * head_dim :]
+    assert np.allclose(first, np.stack([stored] * 2), rtol=2.5e-7, atol=0)

@@ -92,7 +92,8 @@ def test_a_model_equals_the_reference_op_table(isa, number_format, kv, window):
         assert mine.shape == theirs.shape and np.abs(theirs).max() > 1.0
         assert np.abs(mine - theirs).max() < tolerance * np.abs(theirs).max()
         if kv != "f32":
-            assert np.abs(mine - theirs).mean() < tolerance / 10
+            # where it is bf16, so are the queries and weights of native attention
+            assert np.abs(mine - theirs).mean() < tolerance / 4
 
 
 def test_logits_do_not_depend_on_the_slice_they_are_asked_in():

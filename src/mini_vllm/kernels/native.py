@@ -2,8 +2,9 @@
 
 Weights stay in the number format of their file. Those in float32, float16 and bfloat16 are widened where they are
 multiplied by float32 activations; those in Q8_0, Q4_0 and Q4_1 are multiplied by activations rounded to int8 with a
-scale per row and group of 32. All else is float32. Every result has the same bits whatever the batch, the chunking
-and the threads.
+scale per row and group of 32. Attention reads K and V as they are stored; where that is bfloat16, queries and softmax
+weights are rounded to it too. All else is float32, and so are all sums. Every result has the same bits whatever the
+batch, the chunking and the threads.
 """
 
 import os
