@@ -95,6 +95,45 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationConfig:
+    """Replaying traffic."""
+
+    virtual: bool = doc(False, "a virtual clock and a cost model instead of real time and a model")
+    cost_model: str | None = doc(
+        None,
+        "what steps cost: a file of `mini-vllm bench cost-model`, or HARDWARE:SHAPE[:tpN][:wBITS], as H100:70B:tp4; "
+        "default: this machine's file, else CPU:135M",
+    )
+    replicas: int = doc(1, "engines behind a router; needs --virtual")
+    router: str = doc("round_robin", "who gets a request", choices=("round_robin", "least_loaded", "prefix_aware"))
+    fail: tuple[str, ...] | None = doc(
+        None, "REPLICA@BEGIN+SECONDS: it dies for so long; with xFACTOR behind it, it slows down; several times"
+    )
+    compare: tuple[str, ...] | None = doc(
+        None, "run every value of a setting, such as policies=fcfs,srf or cache; several times: every combination"
+    )
+    charts: str | None = doc(None, "draw a comparison into this .svg, .png or .pdf file (needs mini-vllm[charts])")
+    slo_ttft_ms: float = doc(1000.0, "a good request gives its first token within this")
+    slo_itl_ms: float = doc(100.0, "a good request takes no longer between its tokens, on average")
+    ticks: int = doc(40, "lines of the tick table; 0: none")
+    out_dir: str = doc("logs/simulations", "folder for the JSON, ticks and traces of a run")
+
+    def __post_init__(self) -> None:
+        _check_choices(self)
+        _check_positive(self, "replicas")
+        for name in ("slo_ttft_ms", "slo_itl_ms"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be more than 0", param=name)
+        if not self.virtual and self.replicas > 1:
+            raise ConfigError(f"replicas is {self.replicas}, which needs --virtual", param="replicas")
+        if not self.virtual and (self.fail or self.cost_model):
+            name = "fail" if self.fail else "cost_model"
+            raise ConfigError(f"{name} needs --virtual", param=name)
+        if self.charts is not None and not self.compare:
+            raise ConfigError("charts shows a comparison; give --compare too", param="charts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """The HTTP server."""
 

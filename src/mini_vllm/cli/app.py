@@ -33,6 +33,7 @@ COMMANDS = {
     "tokenize": "Show a text's token ids and pieces, and whether it survives the round trip.",
     "pull": "Fetch a model and print where it lies.",
     "stats": "Show what a running server is doing.",
+    "simulate": "Replay traffic, in real time or under a virtual clock, and show every step.",
     "explain": "Tell why a request took as long as it did.",
     "bench": "Measure this engine against others, in turn, and against what the machine allows.",
 }

@@ -20,6 +20,7 @@ from mini_vllm.config import (
     ModelConfig,
     SchedulerConfig,
     ServerConfig,
+    SimulationConfig,
     env_name,
     option_names,
 )
@@ -32,6 +33,7 @@ GROUPS: dict[str, Any] = {
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
     "server": ServerConfig,
+    "simulation": SimulationConfig,
 }
 ENGINE = ("model", "cache", "scheduler")
 
@@ -85,6 +87,7 @@ class Options:
     engine: dict[str, Any] = field(default_factory=dict)
     model_from_environment: bool = False  # a model named on the command line goes before it
     server: dict[str, Any] = field(default_factory=dict)
+    simulation: dict[str, Any] = field(default_factory=dict)
     sampling: dict[str, Any] = field(default_factory=dict)
 
     def engine_config(self, **more: Any) -> EngineConfig:
@@ -94,6 +97,10 @@ class Options:
     def server_config(self) -> ServerConfig:
         """The server's configuration."""
         return ServerConfig(**self.server)
+
+    def simulation_config(self) -> SimulationConfig:
+        """How traffic is replayed (`ConfigError` when settings contradict each other)."""
+        return SimulationConfig(**self.simulation)
 
     def sampling_params(self, **defaults: Any) -> SamplingParams:
         """Sampling parameters: what was given, over `defaults`, over SamplingParams' own."""
@@ -133,6 +140,8 @@ def _sort(options: Options, values: dict[str, Any], groups: tuple[str, ...]) -> 
             options.sampling[name] = PARSERS[name](value) if name in PARSERS else value
         elif "server" in groups and name in _fields(("server",)):
             options.server[name] = value
+        elif "simulation" in groups and name in _fields(("simulation",)):
+            options.simulation[name] = value
         else:
             options.engine[name] = value
 
@@ -186,10 +195,11 @@ def _flag(name: str, kind: Any, *, names: tuple[str, ...], env: str, **settings:
 
 
 def _without_none(kind: Any) -> Any:
-    """`int | None` -> `int`."""
+    """`int | None` -> `int`; a tuple may be given piece by piece, which makes a list of it."""
     if get_origin(kind) is None:
         return kind
-    return next(entry for entry in get_args(kind) if entry is not type(None))
+    inner = next(entry for entry in get_args(kind) if entry is not type(None))
+    return list[str] if get_origin(inner) is tuple else inner
 
 
 def _biases(entries: list[str]) -> dict[int, float]:

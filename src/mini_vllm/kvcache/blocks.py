@@ -82,28 +82,32 @@ class FreeList:
 class BlockPool:
     """All blocks: reference counts and order of reuse.
 
-    Free blocks without content are reused first, then free blocks with content, least recently used first.
+    Free blocks without content are reused first, then free blocks with content, least recently used first. A block is
+    made when it is first taken, so that a large pool costs nothing until it is used.
     `on_evict(block)` is called while a block's content is still set, when a free block with content is reused.
     """
 
     def __init__(self, num_blocks: int, *, on_evict: Callable[[Block], None]) -> None:
-        self.blocks = [Block(block_id) for block_id in range(num_blocks)]
+        self.blocks: list[Block] = []  # those that were ever taken
+        self.num_blocks = num_blocks
         self.num_cached = 0  # free blocks with content
         self.num_shared = 0  # blocks with more than one holder
         self.num_evicted = 0  # contents overwritten since the start
-        self._free = FreeList()
+        self._free = FreeList()  # of those that were taken before: without content, then with
         self._on_evict = on_evict
-        for block in self.blocks:
-            self._free.push_back(block)
 
     @property
     def num_free(self) -> int:
         """Blocks that `take` can give, those with content included."""
-        return len(self._free)
+        return len(self._free) + self.num_blocks - len(self.blocks)
 
     def take(self) -> Block:
         """The first free block, emptied and held once. There must be one."""
-        block = self._free.pop_front()
+        if len(self._free) == self.num_cached and len(self.blocks) < self.num_blocks:
+            block = Block(len(self.blocks))
+            self.blocks.append(block)
+        else:
+            block = self._free.pop_front()
         if block.content is not None:
             self.num_cached -= 1
             self.num_evicted += 1

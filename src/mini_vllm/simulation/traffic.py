@@ -1,0 +1,158 @@
+"""Traffic from files: JSON arrays of requests, CSV traces of lengths, or the name of a generator with its settings.
+
+This module must not know engines.
+"""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from mini_vllm.errors import InvalidParameterError, UserError
+from mini_vllm.simulation import generators
+from mini_vllm.simulation.arrivals import Arrival
+from mini_vllm.types import SamplingParams
+
+FIRST_ID, ID_STRIDE = 1 << 20, 1 << 20  # made-up ids of different requests never meet
+_SAMPLING = frozenset(entry.name for entry in fields(SamplingParams)) - {"n", "max_tokens"}
+_KNOWN = frozenset({"at_ms", "at", "prompt", "messages", "max_new_tokens", "max_tokens", "priority", "key"})
+_KNOWN |= {"deadline_ms", "id", "name"}
+_TIME = ("timestamp", "arrived_at", "arrival", "arrival_time", "time", "at")
+_PROMPT = ("contexttokens", "prompt_tokens", "num_prompt_tokens", "input_tokens", "num_prefill_tokens", "prompt")
+_OUTPUT = ("generatedtokens", "output_tokens", "num_output_tokens", "completion_tokens", "num_decode_tokens", "output")
+
+
+def load(source: str) -> list[Arrival]:
+    """Arrivals in order of time, from a .json or .csv file or a generator such as `poisson:rate=8,requests=100`."""
+    if generators.is_spec(source):
+        return generators.generate(source)
+    try:
+        text = Path(source).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidParameterError(
+            f"traffic {source} cannot be read: {reason}; name a .json or .csv file, or a generator "
+            f"({', '.join(generators.KINDS)})",
+            param="traffic",
+        ) from None
+    arrivals = read_csv(source, text) if source.lower().endswith(".csv") else read_json(source, text)
+    if not arrivals:
+        raise InvalidParameterError(f"traffic {source} has no requests", param="traffic")
+    return sorted(arrivals, key=lambda arrival: arrival.at)
+
+
+def read_json(source: str, text: str) -> list[Arrival]:
+    """A JSON array of {at_ms, prompt, max_new_tokens, temperature?, top_p?, priority?, key? …}."""
+    try:
+        entries = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidParameterError(f"traffic {source} is not JSON: {error}", param="traffic") from None
+    if not isinstance(entries, list):
+        raise InvalidParameterError(
+            f"traffic {source} holds {type(entries).__name__}; it must be an array of requests", param="traffic"
+        )
+    return [_entry(f"traffic {source} entry {index}", index, entry) for index, entry in enumerate(entries)]
+
+
+def _entry(place: str, index: int, entry: Any) -> Arrival:
+    if not isinstance(entry, Mapping):
+        raise InvalidParameterError(f"{place} is {type(entry).__name__}; write an object", param="traffic")
+    unknown = [key for key in entry if key not in _KNOWN and key not in _SAMPLING]
+    if unknown:
+        raise InvalidParameterError(
+            f"{place} has {unknown[0]!r}; known are at_ms, prompt, max_new_tokens, priority, key, deadline_ms and "
+            "sampling parameters",
+            param="traffic",
+        )
+    at = _number(place, entry, "at_ms", 0.0) / 1e3 if "at_ms" in entry else _number(place, entry, "at", 0.0)
+    deadline = _number(place, entry, "deadline_ms", -1.0)
+    prompt, messages = entry.get("prompt"), entry.get("messages")
+    sampling = {key: value for key, value in entry.items() if key in _SAMPLING}
+    try:
+        SamplingParams(**sampling, max_tokens=None)
+    except (UserError, TypeError) as error:
+        raise InvalidParameterError(f"{place}: {error}", param="traffic") from None
+    if (prompt is None) == (messages is None):
+        raise InvalidParameterError(f"{place} has no prompt; write a text, or messages", param="traffic")
+    return Arrival(
+        at=at,
+        name=str(entry.get("id", entry.get("name", f"r{index}"))),
+        text=prompt if isinstance(prompt, str) else None,
+        messages=tuple(messages) if messages is not None else None,
+        segments=_ids(place, prompt) if messages is None and not isinstance(prompt, str) else (),
+        answer_base=FIRST_ID + index * ID_STRIDE,
+        max_tokens=int(_number(place, entry, "max_new_tokens", _number(place, entry, "max_tokens", 16.0))),
+        sampling=sampling,
+        priority=int(_number(place, entry, "priority", 0.0, low=-1e6)),
+        key=str(entry.get("key", "")),
+        deadline=deadline / 1e3 if deadline >= 0 else None,
+    )
+
+
+def _ids(place: str, prompt: Any) -> tuple[tuple[int, int], ...]:
+    if isinstance(prompt, Sequence) and prompt and all(type(token_id) is int and token_id >= 0 for token_id in prompt):
+        return tuple((token_id, 1) for token_id in prompt)
+    raise InvalidParameterError(f"{place}: prompt is {prompt!r:.60}; write a text or token ids", param="traffic")
+
+
+def _number(place: str, entry: Mapping[str, Any], name: str, default: float, *, low: float = 0.0) -> float:
+    value = entry.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (low <= value < 1e12 or value == default):
+        raise InvalidParameterError(f"{place}: {name} is {value!r:.60}; it must be a number ≥ {low:g}", param="traffic")
+    return float(value)
+
+
+def read_csv(source: str, text: str) -> list[Arrival]:
+    """Rows of arrival time, prompt tokens and output tokens, as in the public Azure LLM inference traces.
+
+    Times are seconds, or dates such as 2023-11-16 18:15:46.6805900; the first row is the beginning.
+    """
+    rows = list(csv.reader(text.splitlines()))
+    header = [name.strip().lower() for name in rows[0]] if rows else []
+    columns = [_column(header, names) for names in (_TIME, _PROMPT, _OUTPUT)]
+    if None in columns:
+        raise InvalidParameterError(
+            f"traffic {source} has the columns {', '.join(header)[:100] or 'none'}; it needs a time (TIMESTAMP), "
+            "prompt tokens (ContextTokens) and output tokens (GeneratedTokens)",
+            param="traffic",
+        )
+    found = list[Arrival]()
+    for number, row in enumerate(rows[1:], 2):
+        if not any(cell.strip() for cell in row):
+            continue
+        try:
+            at, prompt, output = (row[column].strip() for column in columns if column is not None)
+            found.append(_lengths(len(found), _seconds(at), int(float(prompt)), int(float(output))))
+        except (ValueError, IndexError) as error:
+            raise InvalidParameterError(f"traffic {source} line {number}: {error}", param="traffic") from None
+    origin = min((arrival.at for arrival in found), default=0.0)
+    return [replace(arrival, at=arrival.at - origin) for arrival in found]
+
+
+def _column(header: Sequence[str], names: Sequence[str]) -> int | None:
+    return next((header.index(name) for name in names if name in header), None)
+
+
+def _lengths(index: int, at: float, num_prompt: int, num_output: int) -> Arrival:
+    base = FIRST_ID + index * ID_STRIDE
+    return Arrival(
+        at=at,
+        name=f"r{index}",
+        segments=((base, max(1, num_prompt)),),
+        answer_base=base + ID_STRIDE // 2,
+        max_tokens=max(1, num_output),
+        sampling={"ignore_eos": True},
+    )
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        whole, _, fraction = text.partition(".")
+        digits = fraction.rstrip("Z").split("+")[0]
+        moment = datetime.fromisoformat(whole.replace("Z", ""))
+        return (moment - datetime(1970, 1, 1)).total_seconds() + (float("0." + digits) if digits else 0.0)
