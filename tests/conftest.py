@@ -19,6 +19,7 @@ SLOW_MODULES = {
     "engine/test_default_model.py",
     "engine/test_process.py",
     "engine/test_threads.py",
+    "engine/test_trace.py",
     "invariance/test_mixes.py",
     "server/test_access.py",
     "server/test_cancel.py",

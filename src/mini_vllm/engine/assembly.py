@@ -6,6 +6,7 @@ The only place that knows every room below. Heavy ones are imported when a model
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ class EngineFront:
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)  # what the model's generation config sets
     description: Mapping[str, Any] = field(default_factory=dict)  # what computes, for people
     clock: Callable[[], float] = time.monotonic
-    trace: Trace = field(default_factory=Trace)  # of the scheduler's last steps
+    read_trace: Callable[[], str] = lambda: ""  # what the scheduler did in its last steps, as JSON lines; may block
     on_close: Callable[[], object] = lambda: None
 
     def default_sampling_params(self) -> SamplingParams:
@@ -62,6 +63,7 @@ class Engine(EngineFront):
     """One loaded model and all that turns prompts into steps and steps into text."""
 
     core: EngineCore
+    trace: Trace = field(default_factory=Trace)  # of the scheduler's last steps
 
     def close(self) -> None:
         """Free what the model holds. Idempotent."""
@@ -141,7 +143,7 @@ def join(
 ) -> Engine:
     """An executor and a front end with a scheduler and a cache of `num_blocks` blocks between them."""
     from mini_vllm.kvcache import KVCache
-    from mini_vllm.scheduling import MeasuredCosts
+    from mini_vllm.scheduling import MeasuredCosts, export
     from mini_vllm.scheduling import Scheduler as BlockScheduler
 
     trace, costs = Trace(), MeasuredCosts()  # both outlive a scheduler that is dropped after a failure
@@ -152,7 +154,8 @@ def join(
         return BlockScheduler(config.scheduler, cache, max_model_len=limit, clock=clock, costs=costs, trace=trace)
 
     core = EngineCore(make_scheduler, executor)
-    return Engine(config=config, core=core, frontend=frontend, clock=clock, trace=trace)
+    read_trace = partial(export.dump, trace)
+    return Engine(config=config, core=core, frontend=frontend, clock=clock, trace=trace, read_trace=read_trace)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from mini_vllm.engine.frontend import ChatRenderer, Prompt, check_params
 from mini_vllm.engine.outputs import OutputCollector
 from mini_vllm.engine.stream import Asked, TextStream, is_long
 from mini_vllm.errors import ConfigError, EngineDeadError, EngineStepError, InvalidParameterError
-from mini_vllm.scheduling import Trace
 from mini_vllm.text.tools import ToolFormat, choose_format
 from mini_vllm.types import ANYONE, Embedding, EngineStats, Pooling, RequestOutput, SamplingParams, Standing
 
@@ -194,10 +193,9 @@ class AsyncLLM:
         """State and counters as of the last step."""
         return self.client.snapshot()
 
-    @property
-    def trace(self) -> Trace:
-        """What the scheduler did in its last steps."""
-        return self.engine.trace
+    def read_trace(self) -> str:
+        """What the scheduler did in its last steps, as JSON lines. Blocks for a moment."""
+        return self.engine.read_trace()
 
     def observe(self, observer: Observer) -> None:
         """Call this with the token deltas of every step from now on, on the engine's thread; it must be quick."""

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from mini_vllm.types import EngineStats, FinishReason, Request
 
 logger = logging.getLogger(__name__)
 
+TRACE_SECONDS = 10.0  # for the engine to tell its trace
 STOP_SECONDS = 10.0  # for the step in flight when the engine is told to leave; then it is killed
 
 
@@ -73,6 +75,7 @@ class EngineProcess:
         self._wake = threading.Event()
         self._reason: EngineDeadError | None = None  # why the child is being killed
         self._open: set[str] = set()
+        self._asked: deque[Future[str]] = deque()  # by those who wait for a trace
         self._past = EngineStats()
         self._stats = EngineStats()
         self._num_reports = 0
@@ -102,6 +105,18 @@ class EngineProcess:
     def stats(self) -> EngineStats:
         """As of the last report; while there is no engine, nothing runs or waits."""
         return self._stats
+
+    def read_trace(self) -> str:
+        """What the scheduler of the process that serves did in its last steps; "" if there is none. Blocks."""
+        child, asked = self._serving, Future[str]()
+        if child is None:
+            return ""
+        self._asked.append(asked)
+        child.send(wire.AskTrace())
+        try:
+            return asked.result(TRACE_SECONDS)
+        except TimeoutError:
+            return ""
 
     @property
     def pid(self) -> int | None:
@@ -178,6 +193,9 @@ class EngineProcess:
                     self._pass_on(report)
                 case wire.Ready():
                     self._welcome(child, report)
+                case wire.Traced(text):
+                    if self._asked:
+                        self._asked.popleft().set_result(text)
                 case wire.Failed(fault):
                     return wire.as_error(fault)
         return None
@@ -213,6 +231,8 @@ class EngineProcess:
         with self._lock:
             self._child, reason, self._reason = None, self._reason, None
         self._open.clear()
+        while self._asked:
+            self._asked.popleft().set_result("")
         self._past = end_as_errors(self._stats)
         self._stats = replace(self._past, running=0, waiting=0, blocks_used=0, last_step=None)
         if self._stopping:
@@ -256,6 +276,7 @@ def start_process(
         info=ready.info,
         sampling_defaults=ready.sampling_defaults,
         description=ready.description,
+        read_trace=client.process.read_trace,
     )
     return front, client
 

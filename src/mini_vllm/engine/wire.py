@@ -48,6 +48,10 @@ class Abort(Message, frozen=True):
     reason: FinishReason
 
 
+class AskTrace(Message, frozen=True):
+    """To the engine: tell what the scheduler did in its last steps."""
+
+
 class Stop(Message, frozen=True):
     """To the engine: leave after the step in flight."""
 
@@ -95,14 +99,20 @@ class Beat(Message, frozen=True):
     progress: int | None = None
 
 
+class Traced(Message, frozen=True):
+    """From the engine, for each `AskTrace`: the trace as JSON lines."""
+
+    text: str
+
+
 class Failed(Message, frozen=True):
     """From the engine, last: it could not be loaded, or cannot go on."""
 
     fault: Fault
 
 
-Command = Boot | Submit | Abort | Stop
-Report = Ready | Step | Beat | Failed
+Command = Boot | Submit | Abort | AskTrace | Stop
+Report = Ready | Step | Beat | Traced | Failed
 
 
 class Link(Generic[M]):

@@ -117,6 +117,8 @@ class _Worker:
                         self._compiling[request_id] = command
                 if not is_early:
                     self._loop.abort(request_id, reason=reason)
+            case wire.AskTrace():
+                self._compilers.submit(self._tell_trace)
 
     def _compile(self, command: wire.Submit) -> None:
         """Compile a submission's grammar here, so that no step waits for it, and queue it then."""
@@ -161,6 +163,11 @@ class _Worker:
         if beat != self._beat:
             self._beat = beat
             self._link.send(beat)
+
+    def _tell_trace(self) -> None:
+        text = self._engine.read_trace()
+        with suppress(OSError):
+            self._link.send(wire.Traced(text))
 
     def _die(self, death: EngineDeadError) -> None:
         self._death = death

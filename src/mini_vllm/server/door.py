@@ -7,7 +7,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 from mini_vllm.engine.choice import Vocabulary
-from mini_vllm.scheduling import Trace
 from mini_vllm.text.tools import ToolFormat
 from mini_vllm.types import ANYONE, Embedding, EngineStats, Pooling, SamplingParams, Standing, TextDelta, TokenDelta
 
@@ -91,9 +90,8 @@ class TextEngine(Protocol):
     ) -> Embedding:
         """A prompt as one vector. Cancelling it ends the work."""
 
-    @property
-    def trace(self) -> Trace:
-        """What the scheduler did in its last steps."""
+    def read_trace(self) -> str:
+        """What the scheduler did in its last steps, as JSON lines. May block for a moment."""
 
     def observe(self, observer: Callable[[Sequence[TokenDelta]], object]) -> None:
         """Call this with the token deltas of every step from now on, on whichever thread makes them."""

@@ -21,12 +21,15 @@ def router(service: Service) -> APIRouter:
 
         `mini-vllm explain REQUEST_ID` reads this. It holds ids and counts, never text.
         """
-        kept = service.engine.trace
+        if format not in ("jsonl", "chrome"):
+            raise RequestRefused(400, f"format is {format!r:.50}; choose jsonl or chrome")
+        text = await asyncio.to_thread(service.engine.read_trace)
         if format == "jsonl":
-            return Response(await asyncio.to_thread(export.dump, kept), media_type="application/x-ndjson")
-        if format == "chrome":
-            events = await asyncio.to_thread(export.to_chrome, kept.requests(), kept.steps())
-            return Response(msgspec.json.encode(events), media_type="application/json")
-        raise RequestRefused(400, f"format is {format!r:.50}; choose jsonl or chrome")
+            return Response(text, media_type="application/x-ndjson")
+        return Response(await asyncio.to_thread(_as_chrome, text), media_type="application/json")
 
     return routes
+
+
+def _as_chrome(text: str) -> bytes:
+    return msgspec.json.encode(export.to_chrome(*export.from_jsonl(text.splitlines())))
