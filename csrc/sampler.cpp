@@ -4,6 +4,10 @@
 //
 // The draw is argmax of s + Gumbel noise, noise = -log(E) with E = -log u exponential. It is run as a race: the smallest
 // E / e^s wins, and as E >= 1 - u, most tokens are out without a logarithm.
+//
+// Top-p needs no sort: the race is run first, and only then is it asked whether the winner belongs to the nucleus, that is,
+// whether all that come before it weigh less than p of the total. If not (one time in 1 / (1 - p)), nothing after the winner
+// belongs to it either, and those before it run again.
 #include "sampler.h"
 
 #include <algorithm>
@@ -27,22 +31,8 @@ inline bool before(const Candidate &a, const Candidate &b) { return a.s != b.s ?
 
 // Memory that a thread keeps from row to row.
 struct Scratch {
-  std::vector<float> edited, maxima, ranked_maxima;
+  std::vector<float> edited, maxima, ranked_maxima, weights;
   std::vector<Candidate> candidates;
-};
-
-// A row ready to be looked at: clean x[0 .. n), its block maxima, its largest element.
-struct RowView {
-  const float *x;
-  int n;
-  const float *maxima;
-  float largest;
-  float scale;
-
-  float s_of(float logit) const { return (logit - largest) * scale; }
-  float s(int i) const { return s_of(x[i]); }
-  int num_blocks() const { return (n + BLOCK - 1) / BLOCK; }
-  int block_end(int block) const { return std::min((block + 1) * BLOCK, n); }
 };
 
 // Looks at x, or at a clean copy of it.
@@ -139,44 +129,12 @@ void select_top(const RowView &row, int count, float lowest, Scratch &scratch) {
   std::sort(out.begin(), out.end(), before);
 }
 
-// All candidates with s >= bound, for falling bounds until their weights surely reach `target`.
-void gather_nucleus(const RowView &row, double target, std::vector<Candidate> &out) {
-  for (float bound = -6.0f;; bound = std::max(bound * 2, EXP_FLOOR)) {
-    out.clear();
-    double sum = 0;
-    for (int block = 0; block < row.num_blocks(); block++) {
-      if (!(row.s_of(row.maxima[block]) >= bound)) continue;
-      for (int i = block * BLOCK; i < row.block_end(block); i++) {
-        float s = row.s(i);
-        if (!(s >= bound)) continue;
-        out.push_back({s, exp_nonpositive(s), i});
-        sum += double(out.back().weight);
-      }
-    }
-    if (bound <= EXP_FLOOR || sum >= target * (1 + 1e-9)) return;
-  }
-}
-
-// Keeps the shortest prefix, in the order of `before`, whose weights reach `target`. A search by halves: put the first
-// half in front; if its weights reach the target the end lies in it, else beyond it.
+// Keeps the shortest prefix of sorted candidates whose weights reach `target`.
 void cut_nucleus(std::vector<Candidate> &candidates, double target) {
-  auto begin = candidates.begin(), end = candidates.end();  // the end of the prefix lies in (begin, end]
-  double sum = 0;                                           // of all before `begin`
-  while (end - begin > 32) {
-    auto middle = begin + (end - begin) / 2;
-    std::nth_element(begin, middle, end, before);
-    double half = 0;
-    for (auto it = begin; it != middle; ++it) half += double(it->weight);
-    if (sum + half >= target) {
-      end = middle;
-    } else {
-      sum += half;
-      begin = middle;
-    }
-  }
-  std::sort(begin, end, before);
-  for (; begin != end && sum < target; ++begin) sum += double(begin->weight);
-  candidates.erase(begin, candidates.end());
+  double sum = 0;
+  size_t count = 0;
+  while (count < candidates.size() && (count == 0 || sum < target)) sum += double(candidates[count++].weight);
+  candidates.resize(count);
 }
 
 NoiseKey position_key(uint64_t noise_key, int32_t position) {
@@ -193,35 +151,59 @@ struct Race {
   float lowest;  // what s must reach to take part
   double score = -INFINITY;
   int32_t id = -1;
+  float s = NEVER;  // of the best
   float bound = INFINITY;
 
   // Only a token with E / weight < e^-score can win, and E >= bits / 2^32; the factor covers rounding.
   bool contends(uint32_t bits, float weight) const { return float(bits >> 8) <= weight * (bound * 0x1p24f); }
 
-  void enter(float s, float weight, int32_t candidate) {
-    uint32_t bits = token_bits(key, uint32_t(candidate));
-    if (!(s >= lowest) || !contends(bits, weight)) return;
-    double value = double(s) - std::log(-std::log1p(-(double(bits) + 0.5) * 0x1p-32));
-    if (value > score || (value == score && candidate < id)) {
+  void enter(const Candidate &candidate) {
+    uint32_t bits = token_bits(key, uint32_t(candidate.id));
+    if (!(candidate.s >= lowest) || !contends(bits, candidate.weight)) return;
+    double value = double(candidate.s) - std::log(-std::log1p(-(double(bits) + 0.5) * 0x1p-32));
+    if (value > score || (value == score && candidate.id < id)) {
       score = value;
-      id = candidate;
+      id = candidate.id;
+      s = candidate.s;
       bound = float(std::exp(-score) * 1.0001);
     }
   }
 };
 
-int32_t draw_from_all(const RowView &row, Race &race) {
-  race.enter(0.0f, 1.0f, first_largest(row));
-  const Passes &passes = sampler_passes();
+// The winner among all tokens of the row that come before `end`.
+Race run_race(const RowView &row, const float *weights, Race race, const Candidate &end) {
+  auto enter = [&](int i) {
+    const Candidate candidate = {row.s(i), weights[i], i};
+    if (before(candidate, end)) race.enter(candidate);
+  };
+  enter(first_largest(row));  // which is likely to win: most others are out at once
   for (int block = 0;; block++) {
-    block = passes.next_contender(row.x, row.n, row.largest, row.scale, race.key, race.bound, block);
-    if (block < 0) return race.id;
-    for (int i = block * BLOCK; i < row.block_end(block); i++) race.enter(row.s(i), exp_nonpositive(row.s(i)), i);
+    block = sampler_passes().next_contender(row, weights, race.key, race.bound, race.lowest, block);
+    if (block < 0) return race;
+    for (int i = block * BLOCK; i < row.block_end(block); i++) enter(i);
   }
 }
 
-int32_t draw_from(const std::vector<Candidate> &candidates, Race &race) {
-  for (const Candidate &candidate : candidates) race.enter(candidate.s, candidate.weight, candidate.id);
+// What s must reach to be of the nucleus: all n tokens below it together cannot weigh 1 - p of the total.
+float nucleus_floor(double top_p, double total, int n) { return float(std::log((1 - top_p) * total / n)) - 0.01f; }
+
+int32_t draw_from_row(const RowView &row, double top_p, Race race, Scratch &scratch) {
+  const Passes &passes = sampler_passes();
+  scratch.weights.resize(size_t(row.num_blocks()) * BLOCK);
+  float *weights = scratch.weights.data();
+  const double total = passes.exp_weights(row, weights);
+  if (top_p < 1) race.lowest = std::max(race.lowest, nucleus_floor(top_p, total, row.n));
+  for (Candidate end = {NEVER, 0, row.n};;) {
+    const Race won = run_race(row, weights, race, end);
+    if (top_p >= 1) return won.id;
+    double sum = passes.sum_before(row, weights, won.s, won.id);
+    if (sum == 0 || sum < top_p * total) return won.id;
+    end = {won.s, 0, won.id};
+  }
+}
+
+int32_t draw_from(const std::vector<Candidate> &candidates, Race race) {
+  for (const Candidate &candidate : candidates) race.enter(candidate);
   return race.id;
 }
 
@@ -232,19 +214,12 @@ int32_t sample_row(const float *logits, int vocab, const mv_sampler_row &params,
   if (!(row.largest > NEVER)) return params.fallback_id;
   if (params.inv_temperature == 0) return first_largest(row);
   Race race{position_key(params.noise_key, params.position), std::max(EXP_FLOOR, params.log_min_p)};
+  if (params.top_k <= 0 || params.top_k >= vocab) return draw_from_row(row, params.top_p, race, scratch);
   std::vector<Candidate> &candidates = scratch.candidates;
-  if (params.top_k > 0 && params.top_k < vocab) {
-    select_top(row, params.top_k, EXP_FLOOR, scratch);
-    double total = 0;
-    for (const Candidate &candidate : candidates) total += double(candidate.weight);
-    if (params.top_p < 1) cut_nucleus(candidates, params.top_p * total);
-  } else if (params.top_p < 1) {
-    double target = params.top_p * sampler_passes().exp_sum(row.x, n, row.largest, row.scale);
-    gather_nucleus(row, target, candidates);
-    cut_nucleus(candidates, target);
-  } else {
-    return draw_from_all(row, race);
-  }
+  select_top(row, params.top_k, EXP_FLOOR, scratch);
+  double total = 0;
+  for (const Candidate &candidate : candidates) total += double(candidate.weight);
+  if (params.top_p < 1) cut_nucleus(candidates, params.top_p * total);
   return draw_from(candidates, race);
 }
 
@@ -272,7 +247,9 @@ void score_row(const float *x, int vocab, const mv_scores &scores, int index, Sc
     std::fill(top_ids, top_ids + scores.max_count, -1);
     return;
   }
-  const double log_sum = double(whole.largest) + std::log(sampler_passes().exp_sum(whole.x, vocab, whole.largest, 1.0f));
+  scratch.weights.resize(size_t(whole.num_blocks()) * BLOCK);
+  const double sum = sampler_passes().exp_weights(whole, scratch.weights.data());
+  const double log_sum = double(whole.largest) + std::log(sum);
   auto logprob = [&](float logit) { return float(std::max(double(logit) - log_sum, double(scores.floor))); };
   const float chosen = whole.x[token];
   scores.logprobs[index] = logprob(chosen);

@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 
 #define MV_INLINE inline __attribute__((always_inline))
 
@@ -10,120 +11,195 @@ namespace {
 
 constexpr int LANES = 16;
 typedef float Floats __attribute__((vector_size(64)));
-typedef float HalfFloats __attribute__((vector_size(32)));
 typedef double HalfDoubles __attribute__((vector_size(64)));
 typedef int32_t Ints __attribute__((vector_size(64)));
 typedef uint32_t Bits __attribute__((vector_size(64)));
 typedef int64_t Longs __attribute__((vector_size(64)));
 
 // Vectors go in and out by reference: returned by value they would need one ABI for all instruction sets.
-// The 16 elements from i on; -inf beyond the end.
-MV_INLINE void load(const float *x, int i, int n, Floats &out) {
-  if (n - i >= LANES) {
-    std::memcpy(&out, x + i, sizeof out);
-    return;
-  }
-  out = Floats{} + NEVER;
-  for (int lane = 0; i + lane < n; lane++) out[lane] = x[i + lane];
+MV_INLINE void load(const float *x, Floats &out) { std::memcpy(&out, x, sizeof out); }
+
+// Calls visit(first, x of the 64 elements from `first` on) for every block; the last one is filled up with -inf. What is
+// visited most holds no call and no branch, so that constants stay in registers.
+template <class Visit>
+MV_INLINE void for_blocks(const float *x, int n, const Visit &visit) {
+  const int whole = n / BLOCK * BLOCK;
+  for (int first = 0; first < whole; first += BLOCK) visit(first, x + first);
+  if (whole == n) return;
+  float padded[BLOCK];
+  for (int i = 0; i < BLOCK; i++) padded[i] = whole + i < n ? x[whole + i] : NEVER;
+  visit(whole, static_cast<const float *>(padded));
+}
+
+// The 64 elements of a block as four vectors. Steps go over all four before the next step begins: each vector alone is a
+// long chain of dependent operations, and the processor looks ahead over few of them.
+constexpr int VECTORS = BLOCK / LANES;
+#define MV_EACH _Pragma("GCC unroll 4") for (int j = 0; j < VECTORS; j++)
+
+MV_INLINE void load_block(const float *x, Floats (&out)[VECTORS]) {
+  MV_EACH load(x + j * LANES, out[j]);
 }
 
 // The scalar function of sampler_passes.h, lane by lane.
-MV_INLINE void exp_nonpositive(const Floats &x, Floats &out) {
+MV_INLINE void exp_nonpositive(const Floats (&x)[VECTORS], Floats (&out)[VECTORS]) {
   const float round = 12582912.0f;
-  Floats inside = x > EXP_FLOOR ? x : Floats{} + EXP_FLOOR;
-  Floats n = (inside * 1.44269504088896341f + round) - round;
-  Floats r = (inside - n * 0.693359375f) - n * -2.12194440e-4f;
-  Floats poly = Floats{} + 1.9875691500e-4f;
-  poly = poly * r + 1.3981999507e-3f;
-  poly = poly * r + 8.3334519073e-3f;
-  poly = poly * r + 4.1665795894e-2f;
-  poly = poly * r + 1.6666665459e-1f;
-  poly = poly * r + 5.0000001201e-1f;
-  Floats value = (poly * (r * r) + r) + 1.0f;
-  Ints power = (__builtin_convertvector(n, Ints) + 127) << 23;
-  out = x >= EXP_FLOOR ? value * (Floats)power : Floats{};
+  Floats n[VECTORS], r[VECTORS], poly[VECTORS];
+  MV_EACH r[j] = x[j] > EXP_FLOOR ? x[j] : Floats{} + EXP_FLOOR;
+  MV_EACH n[j] = r[j] * 1.44269504088896341f + round;
+  MV_EACH n[j] -= round;
+  MV_EACH r[j] -= n[j] * 0.693359375f;
+  MV_EACH r[j] -= n[j] * -2.12194440e-4f;
+  MV_EACH poly[j] = Floats{} + 1.9875691500e-4f;
+  for (float term : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f}) {
+    MV_EACH poly[j] *= r[j];
+    MV_EACH poly[j] += term;
+  }
+  MV_EACH poly[j] *= r[j] * r[j];
+  MV_EACH poly[j] += r[j];
+  MV_EACH poly[j] += 1.0f;
+  MV_EACH {
+    Ints power = (__builtin_convertvector(n[j], Ints) + 127) << 23;
+    out[j] = x[j] >= EXP_FLOOR ? poly[j] * (Floats)power : Floats{};
+  }
+}
+
+// The same for narrower vectors, as far as processors have them.
+typedef float Floats8 __attribute__((vector_size(32)));
+typedef float Floats4 __attribute__((vector_size(16)));
+typedef int64_t Longs4 __attribute__((vector_size(32)));
+typedef int64_t Longs2 __attribute__((vector_size(16)));
+
+template <class Whole, class Half>
+MV_INLINE void split(const Whole &v, Half &low, Half &high) {
+  static_assert(sizeof(Whole) == 2 * sizeof(Half), "halves");
+  std::memcpy(&low, &v, sizeof low);
+  std::memcpy(&high, reinterpret_cast<const char *>(&v) + sizeof low, sizeof high);
 }
 
 MV_INLINE float max_lanes(const Floats &v) {
-  float a[LANES];
-  std::memcpy(a, &v, sizeof a);
-  for (int half = LANES / 2; half > 0; half /= 2)
-    for (int i = 0; i < half; i++) a[i] = a[i] > a[i + half] ? a[i] : a[i + half];
-  return a[0];
+  Floats8 a, b;
+  split(v, a, b);
+  a = a > b ? a : b;
+  Floats4 c, d;
+  split(a, c, d);
+  c = c > d ? c : d;
+  float e = c[0] > c[1] ? c[0] : c[1], f = c[2] > c[3] ? c[2] : c[3];
+  return e > f ? e : f;
 }
 
 MV_INLINE bool any(const Ints &flags) {
-  Longs words = (Longs)flags;
-  return (words[0] | words[1] | words[2] | words[3] | words[4] | words[5] | words[6] | words[7]) != 0;
+  Longs4 a, b;
+  split((Longs)flags, a, b);
+  a |= b;
+  Longs2 c, d;
+  split(a, c, d);
+  c |= d;
+  return (c[0] | c[1]) != 0;
 }
 
 MV_INLINE float block_maxima(const float *x, int n, float *maxima, bool *dirty) {
-  float largest = NEVER;
-  Ints bad = {};
-  for (int first = 0; first < n; first += BLOCK) {
+  const int32_t infinity = 0x7f800000;  // bits above it, but for the sign, are NaN
+  Floats most = Floats{} + NEVER;
+  Ints bad = {};  // negative where there was a NaN
+  for_blocks(x, n, [&](int first, const float *block) __attribute__((always_inline)) {
     Floats v = Floats{} + NEVER;
-    for (int i = first; i < first + BLOCK; i += LANES) {
+    for (int i = 0; i < BLOCK; i += LANES) {
       Floats w;
-      load(x, i, n, w);
-      bad |= w != w;
+      load(block + i, w);
+      bad |= infinity - ((Ints)w & 0x7fffffff);
       v = w > v ? w : v;
     }
-    float m = max_lanes(v);
-    maxima[first / BLOCK] = m;
-    largest = m > largest ? m : largest;
-  }
-  *dirty = largest > FLOAT_MAX || any(bad);
+    most = v > most ? v : most;
+    maxima[first / BLOCK] = max_lanes(v);
+  });
+  const float largest = max_lanes(most);
+  *dirty = largest > FLOAT_MAX || any(bad & INT32_MIN);
   return largest;
 }
 
-// e^s of the 16 elements from i on.
-MV_INLINE void weights(const float *x, int i, int n, float shift, float scale, Floats &out) {
-  Floats v;
-  load(x, i, n, v);
-  exp_nonpositive((v - shift) * scale, out);
-}
-
-MV_INLINE double exp_sum(const float *x, int n, float shift, float scale) {
+// 16 float32 more for 16 lanes in float64.
+struct LaneSums {
   HalfDoubles low = {}, high = {};
-  for (int i = 0; i < n; i += BLOCK) {
-    Floats a, b, c, d;
-    weights(x, i, n, shift, scale, a);
-    weights(x, i + LANES, n, shift, scale, b);
-    weights(x, i + 2 * LANES, n, shift, scale, c);
-    weights(x, i + 3 * LANES, n, shift, scale, d);
-    Floats sum = (a + b) + (c + d);
-    HalfFloats halves[2];
-    std::memcpy(halves, &sum, sizeof sum);
-    low += __builtin_convertvector(halves[0], HalfDoubles);
-    high += __builtin_convertvector(halves[1], HalfDoubles);
+
+  MV_INLINE void add(const Floats &v) {
+    Floats8 a, b;
+    split(v, a, b);
+    low += __builtin_convertvector(a, HalfDoubles);
+    high += __builtin_convertvector(b, HalfDoubles);
   }
-  double total = 0;
-  for (int i = 0; i < LANES / 2; i++) total += low[i];
-  for (int i = 0; i < LANES / 2; i++) total += high[i];
-  return total;
+
+  MV_INLINE double total() const {
+    double sum = 0;
+    for (int i = 0; i < LANES / 2; i++) sum += low[i];
+    for (int i = 0; i < LANES / 2; i++) sum += high[i];
+    return sum;
+  }
+};
+
+MV_INLINE double exp_weights(const RowView &row, float *weights) {
+  const float largest = row.largest, scale = row.scale;
+  LaneSums sums;
+  for_blocks(row.x, row.n, [&](int first, const float *block) __attribute__((always_inline)) {
+    Floats s[VECTORS], e[VECTORS];
+    load_block(block, s);
+    MV_EACH s[j] = (s[j] - largest) * scale;
+    exp_nonpositive(s, e);
+    MV_EACH std::memcpy(weights + first + j * LANES, &e[j], sizeof e[j]);
+    sums.add((e[0] + e[1]) + (e[2] + e[3]));
+  });
+  return sums.total();
 }
 
-MV_INLINE void mix(Bits &x) {
-  x = (x ^ (x >> 16)) * 0x7feb352du;
-  x = (x ^ (x >> 15)) * 0x846ca68bu;
-  x ^= x >> 16;
+MV_INLINE double sum_before(const RowView &row, const float *weights, float s, int32_t id) {
+  const float largest = row.largest, scale = row.scale;
+  const int own = id / BLOCK;
+  LaneSums sums;
+  for_blocks(row.x, row.n, [&](int first, const float *block) __attribute__((always_inline)) {
+    const int number = first / BLOCK;
+    if (number == own || !((row.maxima[number] - largest) * scale >= s)) return;
+    Floats x[VECTORS], weight[VECTORS];
+    load_block(block, x);
+    load_block(weights + first, weight);
+    MV_EACH x[j] = (x[j] - largest) * scale;
+    if (number < own)
+      MV_EACH weight[j] = x[j] >= s ? weight[j] : Floats{};
+    else
+      MV_EACH weight[j] = x[j] > s ? weight[j] : Floats{};
+    MV_EACH sums.add(weight[j]);
+  });
+  double sum = sums.total();
+  for (int i = own * BLOCK; i < row.block_end(own); i++)
+    if (row.s(i) > s || (row.s(i) == s && i < id)) sum += double(weights[i]);
+  return sum;
 }
 
-MV_INLINE int next_contender(const float *x, int n, float shift, float scale, NoiseKey key, float bound, int block) {
+MV_INLINE void mix(Bits (&x)[VECTORS]) {
+  MV_EACH x[j] ^= x[j] >> 16;
+  MV_EACH x[j] *= 0x7feb352du;
+  MV_EACH x[j] ^= x[j] >> 15;
+  MV_EACH x[j] *= 0x846ca68bu;
+  MV_EACH x[j] ^= x[j] >> 16;
+}
+
+MV_INLINE int next_contender(const RowView &row, const float *weights, NoiseKey key, float bound, float lowest,
+                             int block) {
   const Bits ramp = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const float limit = bound * 16777216.0f;  // compared with the upper 24 bits
-  for (; block * BLOCK < n; block++) {
-    Ints hits = {};
-    for (int i = block * BLOCK; i < (block + 1) * BLOCK; i += LANES) {
-      Floats e;
-      weights(x, i, n, shift, scale, e);
-      Bits bits = (ramp + uint32_t(i)) ^ key.low;
-      mix(bits);
-      bits += key.high;
-      mix(bits);
-      hits |= __builtin_convertvector((Ints)(bits >> 8), Floats) <= e * limit;
+  for (const int end = row.num_blocks(); block < end; block++) {
+    if (!(row.s_of(row.maxima[block]) >= lowest)) continue;
+    Floats weight[VECTORS];
+    Bits bits[VECTORS];
+    load_block(weights + block * BLOCK, weight);
+    MV_EACH bits[j] = (ramp + uint32_t(block * BLOCK + j * LANES)) ^ key.low;
+    mix(bits);
+    MV_EACH bits[j] += key.high;
+    mix(bits);
+    Floats most = Floats{} - 1.0f;
+    MV_EACH {
+      const Floats spare = weight[j] * limit - __builtin_convertvector((Ints)(bits[j] >> 8), Floats);
+      most = spare > most ? spare : most;
     }
-    if (any(hits)) return block;
+    if (max_lanes(most) >= 0) return block;
   }
   return -1;
 }
@@ -132,14 +208,15 @@ MV_INLINE int next_contender(const float *x, int n, float shift, float scale, No
   target float block_maxima_##set(const float *x, int n, float *maxima, bool *dirty) {                             \
     return block_maxima(x, n, maxima, dirty);                                                                      \
   }                                                                                                                \
-  target double exp_sum_##set(const float *x, int n, float shift, float scale) {                                   \
-    return exp_sum(x, n, shift, scale);                                                                            \
-  }                                                                                                                \
-  target int next_contender_##set(const float *x, int n, float shift, float scale, NoiseKey key, float bound,      \
+  target double exp_weights_##set(const RowView &row, float *weights) { return exp_weights(row, weights); }          \
+  target int next_contender_##set(const RowView &row, const float *weights, NoiseKey key, float bound, float lowest, \
                                   int block) {                                                                     \
-    return next_contender(x, n, shift, scale, key, bound, block);                                                  \
+    return next_contender(row, weights, key, bound, lowest, block);                                                \
   }                                                                                                                \
-  const Passes passes_##set = {block_maxima_##set, exp_sum_##set, next_contender_##set};
+  target double sum_before_##set(const RowView &row, const float *weights, float s, int32_t id) {                  \
+    return sum_before(row, weights, s, id);                                                                        \
+  }                                                                                                                \
+  const Passes passes_##set = {block_maxima_##set, exp_weights_##set, next_contender_##set, sum_before_##set};
 
 MV_DEFINE_PASSES(portable, )
 #if defined(__x86_64__)

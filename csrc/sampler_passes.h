@@ -47,16 +47,33 @@ inline uint32_t mix(uint32_t x) {
 }
 inline uint32_t token_bits(NoiseKey key, uint32_t token_id) { return mix(mix(token_id ^ key.low) + key.high); }
 
-// Functions of x[0 .. n) that expect clean values, but for the first.
+// A row ready to be looked at: clean x[0 .. n), its block maxima, its largest element.
+struct RowView {
+  const float *x;
+  int n;
+  const float *maxima;
+  float largest;
+  float scale;
+
+  // A token's score: 0 for the largest, less for others; never decreasing in the logit, rounding included.
+  float s_of(float logit) const { return (logit - largest) * scale; }
+  float s(int i) const { return s_of(x[i]); }
+  int num_blocks() const { return (n + BLOCK - 1) / BLOCK; }
+  int block_end(int block) const { return (block + 1) * BLOCK < n ? (block + 1) * BLOCK : n; }
+};
+
 struct Passes {
-  // maxima[b] = the largest element of block b; returns the largest of all (-inf when n is 0). NaN is passed over, and
-  // `dirty` tells whether any element is not clean.
+  // maxima[b] = the largest element of block b of x[0 .. n); returns the largest of all (-inf when n is 0). NaN is passed
+  // over, and `dirty` tells whether any element is not clean.
   float (*block_maxima)(const float *x, int n, float *maxima, bool *dirty);
-  // Sum of e^((x - shift) * scale). The four vectors of 16 of a block are added in float32, ((0 + 1) + (2 + 3)), their sum
-  // to 16 lanes in float64, block after block; then the lanes are added in order.
-  double (*exp_sum)(const float *x, int n, float shift, float scale);
-  // The next block from `block` on in which some token could still win the race: bits / 2^32 <= e^s * bound. -1: none.
-  int (*next_contender)(const float *x, int n, float shift, float scale, NoiseKey key, float bound, int block);
+  // weights[i] = e^s, 0 from n to the end of its block; returns their sum. The four vectors of 16 of a block are added in
+  // float32, ((0 + 1) + (2 + 3)), their sum to 16 lanes in float64, block after block; then the lanes are added in order.
+  double (*exp_weights)(const RowView &row, float *weights);
+  // The next block from `block` on in which some token could still win the race: bits / 2^32 <= weight * bound. -1: none.
+  // Blocks where no s reaches `lowest` are passed over.
+  int (*next_contender)(const RowView &row, const float *weights, NoiseKey key, float bound, float lowest, int block);
+  // Sum in float64 of the weights of all tokens before this one: of larger s, or of the same and a lower id.
+  double (*sum_before)(const RowView &row, const float *weights, float s, int32_t id);
 };
 
 const Passes &sampler_passes();
