@@ -33,7 +33,9 @@ struct StepView {
 struct Kernel {
   int64_t (*units)(const mv_op &op, const StepView &step);
   void (*run)(const mv_op &op, const StepView &step, int64_t begin, int64_t end, char *scratch);
-  int64_t grain;  // the fewest units worth claiming at once
+  int64_t grain;  // the fewest units worth claiming at once; an op of no more is not worth sharing
+  // Products only, else NULL: the weights that units begin … end read first, and how many bytes of them in a row.
+  const char *(*stream)(const mv_op &op, int64_t begin, int64_t end, int64_t *bytes) = nullptr;
 };
 
 struct KernelTable {

@@ -15,6 +15,8 @@ namespace {
 constexpr int CHUNKS = 8;              // a thread's range is claimed in about this many pieces
 constexpr int SPINS_IN_JOB = 4000;     // pauses before sleeping, some 50 to 100 microseconds
 constexpr int SPINS_BETWEEN = 20000;   // between steps, while the caller prepares the next one
+constexpr int64_t AHEAD = 256 << 10;   // bytes of the next product that a waiting thread asks for; its cache holds more
+constexpr int LINES_PER_SPIN = 4;      // of 64 bytes
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -43,7 +45,8 @@ bool asked_for_static_split() {
 
 }  // namespace
 
-Team::Team(int threads) : ranges_(size_t(std::max(1, threads))), static_(asked_for_static_split()) {
+Team::Team(int threads)
+    : ranges_(size_t(std::max(1, threads))), ahead_(ranges_.size()), static_(asked_for_static_split()) {
   try {
     workers_.reserve(ranges_.size());
     for (int t = 1; t < this->threads(); t++) workers_.emplace_back([this, t] { serve(t); });
@@ -66,12 +69,12 @@ void Team::run(const Job &job) {
   job_ = job;
   op_ = -1;
   active_ = true;
-  advance();
+  advance(0);
   // Left only on seeing the last phase: then its announcement has happened, and no late one can fall into the next job.
   uint32_t phase = phase_.load(std::memory_order_acquire);
   while (phase != last_phase_.load(std::memory_order_acquire)) {
     work(phase, 0);
-    phase = wait_beyond(phase, SPINS_IN_JOB);
+    phase = wait_beyond(phase, SPINS_IN_JOB, 0);
   }
 }
 
@@ -80,7 +83,7 @@ void Team::serve(int thread) {
   uint32_t phase = 0;
   while (!stopping_.load(std::memory_order_acquire)) {
     work(phase, thread);
-    phase = wait_beyond(phase, active_.load(std::memory_order_relaxed) ? SPINS_IN_JOB : SPINS_BETWEEN);
+    phase = wait_beyond(phase, active_.load(std::memory_order_relaxed) ? SPINS_IN_JOB : SPINS_BETWEEN, thread);
   }
 }
 
@@ -88,53 +91,106 @@ void Team::serve(int thread) {
 void Team::work(uint32_t phase, int thread) {
   int64_t done = 0;
   int reach = static_ ? 1 : threads();
-  for (int i = 0; i < reach; i++) done += claim_and_run(phase, ranges_[size_t((thread + i) % threads())], thread);
-  if (done > 0 && units_left_.fetch_sub(done, std::memory_order_acq_rel) == done) advance();
+  for (int i = 0; i < reach; i++) {
+    done += claim_and_run(phase, ranges_[size_t((thread + i) % threads())], thread, i == 0);
+  }
+  if (done > 0 && units_left_.fetch_sub(done, std::memory_order_acq_rel) == done) advance(thread);
 }
 
-int64_t Team::claim_and_run(uint32_t phase, Range &range, int thread) {
+int64_t Team::claim_and_run(uint32_t phase, Range &range, int thread, bool own) {
   int64_t done = 0;
   uint64_t seen = range.claim.load(std::memory_order_acquire);
   for (;;) {
-    int64_t left = int64_t(seen & 0xffffffffu);
-    if (uint32_t(seen >> 32) != phase || left == 0) return done;
-    int64_t count = std::min(left, chunk_.load(std::memory_order_relaxed));
-    if (!range.claim.compare_exchange_weak(seen, seen - uint64_t(count), std::memory_order_acq_rel)) continue;
-    const mv_op &op = job_.ops[op_];  // cannot change before this chunk is reported done
-    int64_t begin = range.end - left;
-    job_.table->kernels[op.kind].run(op, *job_.step, begin, begin + count, job_.scratch + thread * job_.scratch_stride);
-    done += count;
+    int64_t first = int64_t(seen >> 16 & 0xffffu), last = int64_t(seen & 0xffffu);
+    if (uint32_t(seen >> 32) != phase || first >= last) return done;
+    uint64_t rest = own ? seen + (1u << 16) : seen - 1;
+    if (!range.claim.compare_exchange_weak(seen, rest, std::memory_order_acq_rel)) continue;
+    // Nothing of the op can change before this chunk is reported done.
+    int64_t chunk = chunk_.load(std::memory_order_relaxed);
+    int64_t begin = range.begin + (own ? first : last - 1) * chunk, end = std::min(range.end, begin + chunk);
+    run_units(begin, end, thread);
+    done += end - begin;
     seen = range.claim.load(std::memory_order_acquire);
   }
 }
 
+void Team::run_units(int64_t begin, int64_t end, int thread) {
+  const mv_op &op = job_.ops[op_];
+  const Kernel &kernel = job_.table->kernels[op.kind];
+  kernel.run(op, *job_.step, begin, end, job_.scratch + thread * job_.scratch_stride);
+}
+
 // Called by the one thread that finished an op, or by run(): no claim is outstanding.
-void Team::advance() {
-  int64_t units = 0;
-  if (profile_) record_time();
-  while (units == 0 && ++op_ < job_.num_ops) {
-    const mv_op &op = job_.ops[op_];
-    units = job_.table->kernels[op.kind].units(op, *job_.step);
-  }
+void Team::advance(int thread) {
+  int64_t units = next_shared_op(thread);
   uint32_t phase = phase_.load(std::memory_order_relaxed) + 1;
   if (units == 0) {
     active_.store(false, std::memory_order_relaxed);
     last_phase_.store(phase, std::memory_order_release);
-    announce(phase);
-    return;
+  } else {
+    deal(phase, units);
   }
+  announce(phase);
+}
+
+// Runs the ops that come next and are not worth sharing; returns the units of the first that is, or 0 at the end.
+int64_t Team::next_shared_op(int thread) {
+  for (;;) {
+    if (profile_) record_time();
+    if (++op_ >= job_.num_ops) return 0;
+    progress_.fetch_add(1, std::memory_order_relaxed);
+    const Kernel &kernel = job_.table->kernels[job_.ops[op_].kind];
+    int64_t units = kernel.units(job_.ops[op_], *job_.step);
+    if (units > kernel.grain && threads() > 1) return units;
+    if (units > 0) run_units(0, units, thread);
+  }
+}
+
+// A range of the op's units for every thread.
+void Team::deal(uint32_t phase, int64_t units) {
+  look_ahead();
   int64_t grain = job_.table->kernels[job_.ops[op_].kind].grain, share = (units + threads() - 1) / threads();
   int64_t chunk = static_ ? share : (share + CHUNKS - 1) / CHUNKS;
-  chunk_.store((chunk + grain - 1) / grain * grain, std::memory_order_relaxed);
+  chunk = (chunk + grain - 1) / grain * grain;
+  chunk_.store(chunk, std::memory_order_relaxed);
   units_left_.store(units, std::memory_order_relaxed);
   int64_t begin = 0;
   for (Range &range : ranges_) {
-    int64_t end = std::min(units, begin + share);
-    range.end = end;
-    range.claim.store(uint64_t(phase) << 32 | uint64_t(end - begin), std::memory_order_release);
-    begin = end;
+    range.begin = begin;
+    range.end = std::min(units, begin + share);
+    uint64_t chunks = uint64_t(range.end - begin + chunk - 1) / uint64_t(chunk);
+    range.claim.store(uint64_t(phase) << 32 | chunks, std::memory_order_release);
+    begin = range.end;
   }
-  announce(phase);
+}
+
+// Tells every thread what it reads first in the next product after this op.
+void Team::look_ahead() {
+  for (int32_t i = op_ + 1; i < job_.num_ops; i++) {
+    const mv_op &op = job_.ops[i];
+    const Kernel &kernel = job_.table->kernels[op.kind];
+    if (!kernel.stream) continue;
+    int64_t units = kernel.units(op, *job_.step), share = (units + threads() - 1) / threads(), begin = 0;
+    for (Range &range : ranges_) {
+      int64_t end = std::min(units, begin + share), bytes = 0;
+      range.ahead.store(kernel.stream(op, begin, end, &bytes), std::memory_order_relaxed);
+      range.ahead_bytes.store(std::min(bytes, AHEAD), std::memory_order_relaxed);
+      begin = end;
+    }
+    return;
+  }
+}
+
+// Asks for a few more cache lines of what this thread reads first in the next product. False if all are under way.
+bool Team::ask_ahead(int thread) {
+  const Range &range = ranges_[size_t(thread)];
+  Ahead &ahead = ahead_[size_t(thread)];
+  const char *begin = range.ahead.load(std::memory_order_relaxed);
+  const int64_t bytes = range.ahead_bytes.load(std::memory_order_relaxed);
+  if (begin != ahead.begin) ahead = {begin, 0};
+  for (int i = 0; i < LINES_PER_SPIN && ahead.asked < bytes; i++, ahead.asked += 64)
+    __builtin_prefetch(begin + ahead.asked, 0, 2);  // 2: into the second-level cache
+  return ahead.asked < bytes;
 }
 
 // The time since the last call belongs to the op that has just ended.
@@ -152,11 +208,11 @@ void Team::announce(uint32_t phase) {
   wake_.notify_all();
 }
 
-uint32_t Team::wait_beyond(uint32_t phase, int spins) {
+uint32_t Team::wait_beyond(uint32_t phase, int spins, int thread) {
   for (int i = 0; i < spins; i++) {
     uint32_t now = phase_.load(std::memory_order_acquire);
     if (now != phase) return now;
-    pause();
+    if (!ask_ahead(thread)) pause();
   }
   std::unique_lock<std::mutex> lock(mutex_);
   sleepers_.fetch_add(1, std::memory_order_seq_cst);

@@ -1,12 +1,16 @@
 // A team of threads that work through a list of ops together, without ever waiting for a particular thread.
 //
 // Each op has a number of units. They are dealt out as one contiguous range per thread, so that each streams its own part
-// of the weights; a thread claims its range chunk by chunk, and when it is through, it claims chunks of the others'. So a
-// thread that the system has taken away costs at most the chunk it holds, and one that comes late finds its work done.
+// of the weights; a thread claims its range chunk by chunk from the front, and when it is through, it claims chunks from
+// the back of the others'. So a thread that the system has taken away costs at most the chunk it holds, one that comes
+// late finds its work done, and one that is on time reads its weights in one stream.
 //
 // The op is over when all units are done (not when all threads have arrived): whoever finishes the last unit sets up the
-// next op and announces it as a new phase. A claim is one compare-and-swap on (phase, units left), so a thread that still
-// believes in an old phase cannot take anything.
+// next op and announces it as a new phase; ops too small to share it does by itself. A claim is one compare-and-swap on
+// (phase, first chunk left, last), so a thread that still believes in an old phase cannot take anything.
+//
+// While a thread waits, it asks for the memory that its range of the next product reads first, so that the system's
+// memory is not idle during small ops. Where that is comes with every phase; asking for the wrong place is harmless.
 //
 // MINI_VLLM_SPLIT=static in the environment turns the claiming off: what a plain split would do, to compare with.
 #ifndef MINI_VLLM_TEAM_H
@@ -43,28 +47,43 @@ class Team {
   int threads() const { return int(ranges_.size()); }
   // Runs the job on the calling thread and the others; returns when all of it is done.
   void run(const Job &job);
-  uint32_t progress() const { return phase_.load(std::memory_order_relaxed); }
+  uint32_t progress() const { return progress_.load(std::memory_order_relaxed); }
   void profile(int64_t *ns) { profile_ = ns; }
 
  private:
   struct alignas(64) Range {
-    std::atomic<uint64_t> claim{0};  // phase << 32 | units left
-    int64_t end = 0;                 // unit after the last; valid while the phase lasts
+    std::atomic<uint64_t> claim{0};    // phase << 32 | first chunk left << 16 | chunk after the last
+    int64_t begin = 0, end = 0;        // units; valid while the phase lasts
+    std::atomic<const char *> ahead{nullptr};  // what the thread reads first in the next product
+    std::atomic<int64_t> ahead_bytes{0};
+  };
+
+  // How far a thread has come in asking for memory ahead of its use; its own.
+  struct alignas(64) Ahead {
+    const char *begin = nullptr;
+    int64_t asked = 0;
   };
 
   void stop();
   void serve(int thread);
   void work(uint32_t phase, int thread);
-  int64_t claim_and_run(uint32_t phase, Range &range, int thread);
-  void advance();
+  int64_t claim_and_run(uint32_t phase, Range &range, int thread, bool own);
+  void run_units(int64_t begin, int64_t end, int thread);
+  void advance(int thread);
+  int64_t next_shared_op(int thread);
+  void deal(uint32_t phase, int64_t units);
+  void look_ahead();
+  bool ask_ahead(int thread);
   void announce(uint32_t phase);
-  uint32_t wait_beyond(uint32_t phase, int spins);
+  uint32_t wait_beyond(uint32_t phase, int spins, int thread);
   void record_time();
 
   std::vector<Range> ranges_;
+  std::vector<Ahead> ahead_;
   alignas(64) std::atomic<uint32_t> phase_{0};
   std::atomic<uint32_t> sleepers_{0};
   alignas(64) std::atomic<int64_t> units_left_{0};
+  std::atomic<uint32_t> progress_{0};  // ops begun
   alignas(64) std::atomic<int64_t> chunk_{1};
   std::atomic<bool> active_{false}, stopping_{false};  // active_ only tells idle threads how long to spin
   std::atomic<uint32_t> last_phase_{0};                 // of the newest finished job

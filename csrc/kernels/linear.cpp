@@ -106,9 +106,17 @@ void linear(const mv_op &op, const StepView &step, int64_t begin, int64_t end, c
   }
 }
 
+// One stretch of panels, up to the last one of the matrix.
+const char *stream(const mv_op &op, int64_t begin, int64_t end, int64_t *bytes) {
+  const int64_t panels = num_panels(op.width), first = begin % panels;
+  const int64_t each = panel_bytes(op.weight->format, op.weight->cols);
+  *bytes = min64(end - begin, panels - first) * each;
+  return (const char *)op.weight->data + first * each;
+}
+
 }  // namespace
 
-const Kernel LINEAR = {units, linear, 2};
+const Kernel LINEAR = {units, linear, 2, stream};
 
 }  // namespace MV_ISA
 }  // namespace mv
