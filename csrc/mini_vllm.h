@@ -107,7 +107,7 @@ typedef struct mv_program mv_program;  // two lists of ops over fixed buffers: t
 MV_EXPORT int32_t mv_version(void);
 MV_EXPORT int32_t mv_struct_bytes(int32_t which);     // 0 matrix, 1 store, 2 op, 3 step, 4 limits: checks the binding
 MV_EXPORT const char *mv_isa_names(void);             // what this machine can run, best first: "avx512 avx2 portable"
-MV_EXPORT int32_t mv_isa_supported(const char *isa);  // 1 or 0
+MV_EXPORT int32_t mv_isa_supported(const char *isa);  // 1 or 0; "none", for measuring alone, computes nothing
 
 // 64-byte aligned zeros, in large pages where the system has them; NULL on failure.
 MV_EXPORT void *mv_alloc(int64_t bytes);

@@ -231,7 +231,8 @@ const Passes &sampler_passes() {
 #if defined(__x86_64__)
   static const Passes &chosen = []() -> const Passes & {
     const char *name = std::getenv("MINI_VLLM_ISA");
-    auto allows = [&](const char *set) { return name == nullptr || std::strcmp(name, set) == 0; };
+    const bool any = name == nullptr || std::strcmp(name, "none") == 0;  // "none" measures all but the model's kernels
+    auto allows = [&](const char *set) { return any || std::strcmp(name, set) == 0; };
     bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (avx512 && allows("avx512")) return passes_avx512;

@@ -22,6 +22,8 @@ MV_TEST(the_library_describes_itself) {
   MV_CHECK(std::strstr(mv_isa_names(), "portable") != nullptr);
   MV_CHECK_EQUAL(mv_isa_supported("portable"), 1);
   MV_CHECK_EQUAL(mv_isa_supported("z80"), 0);
+  MV_CHECK_EQUAL(mv_isa_supported("none"), 1);
+  MV_CHECK(std::strstr(mv_isa_names(), "none") == nullptr);
   MV_CHECK_EQUAL(mv_isa_supported(""), 0);
 }
 

@@ -205,6 +205,15 @@ def test_devices_by_name(monkeypatch):
         get_device("native", threads=1)
 
 
+def test_set_none_computes_nothing():
+    """For timing all that is not kernels: a program runs to its end, and its buffers keep their zeros."""
+    step, tokens = RaggedStep([(0, 41), (0, 43), (0, 18)], 7), np.arange(61) % SmallLlama.V
+    done = two_steps(compiled(NativeDevice(threads=2, isa="portable")), step, tokens)
+    nothing = two_steps(compiled(NativeDevice(threads=2, isa="none")), step, tokens)
+    for computed, left in zip(done, nothing, strict=True):
+        assert computed.shape == left.shape and computed.any() and not left.any()
+
+
 def test_absent_library_says_what_to_do(monkeypatch, tmp_path):
     from mini_vllm.kernels import native_library
 

@@ -24,7 +24,10 @@ from mini_vllm.kernels.tensors import HostTensor
 
 
 class NativeDevice:
-    """See `kernels.table.Device`. `isa`: "avx512", "avx2" or "portable"; default $MINI_VLLM_ISA, else the best."""
+    """See `kernels.table.Device`. `isa`: "avx512", "avx2" or "portable"; default $MINI_VLLM_ISA, else the best.
+
+    "none" computes nothing: kernels return at once and logits stay zero. It shows what a step costs beside kernels.
+    """
 
     name = "native"
     weight_formats = frozenset(FORMATS)
@@ -34,7 +37,7 @@ class NativeDevice:
         self._library = bind_library()
         names = self._library.mv_isa_names().decode().split()
         self.isa = isa or os.environ.get("MINI_VLLM_ISA") or names[0]
-        if self.isa not in names:
+        if self.isa not in (*names, "none"):
             raise ConfigError(f"instruction set {self.isa!r} cannot run here; choose one of {', '.join(names)}")
         self._team = Team(self._library, default_threads() if threads is None else threads)
 
