@@ -6,13 +6,14 @@ BIN := $(VENV)/bin
 MODEL ?= smollm2-135m
 ARGS ?=
 TEST_ARGS ?=
+CLIENTS ?=
 WORKERS ?= 2
 SOURCES := pyproject.toml $(filter-out csrc/tests csrc/tests/%,$(wildcard csrc/* csrc/*/*))
 
-.PHONY: help serve test test-native test-all test-fast check format docs peers clean
+.PHONY: help serve test test-native test-clients test-all test-fast check format docs peers clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 serve: $(VENV)/.installed ## install what is missing, get the default model, serve it with a chat page (MODEL=…, ARGS="--port 9000")
 	@$(BIN)/mini-vllm serve --model $(MODEL) $(ARGS)
@@ -23,7 +24,10 @@ test: $(VENV)/.installed-test ## run the whole test suite (installs torch and tr
 test-native: ## run the C++ tests of the native library: plainly, sanitized, on emulated processors
 	@tools/test_native.sh
 
-test-all: test test-native ## both, and a short run beside two other engines where `mini-vllm bench` offers one
+test-clients: $(VENV)/.installed-test ## real clients (OpenAI's, LangChain, lm-eval …), each in its own environment, against a running server
+	@$(BIN)/python tests/clients/run.py $(CLIENTS)
+
+test-all: test test-native test-clients ## all of them, and a short run beside two other engines where `mini-vllm bench` offers one
 	@if $(BIN)/mini-vllm bench --help 2>/dev/null | grep -q -- --smoke; then $(BIN)/mini-vllm bench peers --smoke; fi
 
 test-fast: $(VENV)/.installed-test ## the quick part of the test suite, under a minute

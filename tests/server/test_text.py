@@ -71,3 +71,9 @@ def test_models_say_what_is_served(rig: Rig) -> None:
 def test_ready_and_version(rig: Rig) -> None:
     assert answer(rig.http.get("/ready")) == {"status": "ok"}
     assert answer(rig.http.get("/version")) == {"version": __version__}
+
+
+def test_the_special_tokens_by_name(rig: Rig) -> None:
+    found = answer(rig.http.get("/tokenizer_info"))
+    assert found["eos_token"] == found["pad_token"] == "<eos>" and found["bos_token"] is None
+    assert found["max_model_len"] == 512 and found["vocab_size"] > 256

@@ -100,7 +100,7 @@ def test_the_page_describes_what_is_served(rig: Rig) -> None:
         "/v1/models", "/v1/models/{model}", "/health", "/stats", "/v1/messages", "/v1/messages/count_tokens",
         "/benchmark", "/benchmark/results", "/simulations/latest",
         "/metrics", "/metrics/prometheus", "/prometheus/metrics", "/trace", "/models", "/ready", "/version",
-        "/generate", "/tokenize", "/detokenize", "/apply-template",
+        "/generate", "/tokenize", "/tokenizer_info", "/detokenize", "/apply-template",
     }  # fmt: skip
     schemas = page["components"]["schemas"]
     operation = page["paths"]["/v1/chat/completions"]["post"]

@@ -22,6 +22,7 @@ from mini_vllm.server.protocol.text import (
     DetokenizeResponse,
     TokenizeRequest,
     TokenizeResponse,
+    TokenizerInfo,
 )
 
 _TYPES = (
@@ -54,6 +55,7 @@ _TYPES = (
     Stats,
     TokenizeRequest,
     TokenizeResponse,
+    TokenizerInfo,
     Version,
 )
 _REFERENCE = "#/components/schemas/{name}"
@@ -82,7 +84,7 @@ def describe(
         content[kind] = {"schema": {"type": "string"}}
     extra: dict[str, Any] = {"responses": {"200": {"description": "The answer.", "content": content}}}
     for status, text in _FAILURES.items():
-        if request is not None or status in (401, 403, 404, 405, 500, 503):
+        if request is not None or status in (400, 401, 403, 404, 405, 500, 503):
             failure = Health if response is Health and status == 503 else ErrorResponse
             extra["responses"][str(status)] = {
                 "description": text,

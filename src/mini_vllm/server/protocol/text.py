@@ -58,3 +58,13 @@ class ApplyTemplateResponse(msgspec.Struct, kw_only=True, frozen=True):
     """The text that the model would read."""
 
     prompt: str
+
+
+class TokenizerInfo(msgspec.Struct, kw_only=True, frozen=True):
+    """What a client must know that uses `/tokenize` in place of a tokenizer of its own."""
+
+    vocab_size: int
+    max_model_len: int
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None

@@ -14,6 +14,7 @@ from mini_vllm.server.protocol.text import (
     DetokenizeResponse,
     TokenizeRequest,
     TokenizeResponse,
+    TokenizerInfo,
 )
 from mini_vllm.server.service import Service, json_response, read_json
 
@@ -41,6 +42,11 @@ def router(service: Service) -> APIRouter:
         )
         return json_response(response)
 
+    @routes.get("/tokenizer_info", **describe(None, TokenizerInfo))
+    async def tokenizer_info() -> Response:
+        """The special tokens by name, for clients without a tokenizer of their own."""
+        return json_response(_info(service))
+
     @routes.post("/detokenize", **describe(DetokenizeRequest, DetokenizeResponse))
     async def detokenize(request: Request) -> Response:
         """Text of token ids."""
@@ -66,6 +72,19 @@ def router(service: Service) -> APIRouter:
         return json_response(ApplyTemplateResponse(prompt=text))
 
     return routes
+
+
+def _info(service: Service) -> TokenizerInfo:
+    tokenizer = service.engine.tokenizer
+    bos, ends = tokenizer.bos_token_id, list(tokenizer.eos_token_ids)
+    eos = tokenizer.piece(ends[0]) if ends else None
+    return TokenizerInfo(
+        vocab_size=tokenizer.vocab_size,
+        max_model_len=service.engine.max_model_len,
+        bos_token=None if bos is None else tokenizer.piece(bos),
+        eos_token=eos,
+        pad_token=eos,
+    )
 
 
 async def _encode(service: Service, body: TokenizeRequest) -> list[int]:
