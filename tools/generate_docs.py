@@ -1,4 +1,4 @@
-"""Print the reference pages from the code: settings, sampling parameters, commands, operations.
+"""Print the reference pages from the code: settings, sampling parameters, commands, operations, request fields.
 
 usage: python tools/generate_docs.py [--check]    (--check: only say whether a page is out of date)
 """
@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import typer
 
 from mini_vllm import config
 from mini_vllm.cli import options
 from mini_vllm.cli.app import COMMANDS, make_app
 from mini_vllm.kernels.table import OpTable
+from mini_vllm.server.protocol import fields
 from mini_vllm.types import params
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -89,11 +91,40 @@ def commands() -> Iterator[str]:
             yield f"| {shown} | {parameter.help or ''} |"
 
 
+def requests() -> Iterator[str]:
+    """Every field of every generating endpoint, and what becomes of it."""
+    yield (
+        "# Request fields\n\nEvery field of OpenAI's (and Anthropic's) request schemas is supported, ignored or refused; "
+        "ours are listed too.\nFields that stand in no table here are ignored, and logged once. `null` is the same as "
+        "absent."
+    )
+    for url, (kind, ignored, rejected) in fields.ENDPOINTS.items():
+        yield f"\n## POST {url}\n\n| field | | |\n| --- | --- | --- |"
+        for option in msgspec.structs.fields(kind):
+            meaning = _comment(kind, option.name)
+            needed = "required" if option.required else "supported"
+            yield f"| `{option.encode_name}` | {needed} | {meaning} |"
+        for name, reason in ignored.items():
+            yield f"| `{name}` | ignored | {reason} |"
+        for name, reason in rejected.items():
+            yield f"| `{name}` | refused | {reason} |"
+
+
+def _comment(kind: type, name: str) -> str:
+    """What stands behind a field's declaration, in the class or one that it is made from."""
+    for base in kind.__mro__:
+        if name in vars(base).get("__annotations__", {}):
+            found = re.search(rf"^    {name}: [^#\n]*(?:  # (.*))?$", inspect.getsource(base), re.MULTILINE)
+            return ((found and found.group(1)) or "").replace("|", "\\|")
+    return ""
+
+
 PAGES: dict[str, Callable[[], Iterator[Any]]] = {
     "settings.md": settings,
     "sampling.md": sampling,
     "operations.md": operations,
     "commands.md": commands,
+    "requests.md": requests,
 }
 
 

@@ -1,5 +1,7 @@
 """Every field of OpenAI's request schemas is supported, documented as ignored, or rejected with a reason."""
 
+import re
+from pathlib import Path
 from types import ModuleType
 from typing import get_type_hints
 
@@ -7,6 +9,7 @@ import pytest
 from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
+from server.rig import MODEL, Rig, error
 
 from mini_vllm.errors import InvalidParameterError
 from mini_vllm.server.protocol import fields
@@ -16,11 +19,16 @@ from mini_vllm.server.protocol.embeddings import EmbeddingRequest
 from mini_vllm.server.protocol.reading import BodyReader
 from mini_vllm.server.protocol.responses import ResponsesRequest
 
+SCHEMAS = {
+    "/v1/completions": completion_create_params,
+    "/v1/chat/completions": chat_create_params,
+    "/v1/responses": response_create_params,
+    "/v1/embeddings": embedding_create_params,
+}
 ENDPOINTS = [
-    (CompletionRequest, completion_create_params, fields.COMPLETIONS_IGNORED, fields.COMPLETIONS_REJECTED),
-    (ChatRequest, chat_create_params, fields.CHAT_IGNORED, fields.CHAT_REJECTED),
-    (ResponsesRequest, response_create_params, fields.RESPONSES_IGNORED, fields.RESPONSES_REJECTED),
-    (EmbeddingRequest, embedding_create_params, fields.EMBEDDINGS_IGNORED, fields.EMBEDDINGS_REJECTED),
+    (kind, SCHEMAS[url], ignored, rejected)
+    for url, (kind, ignored, rejected) in fields.ENDPOINTS.items()
+    if url in SCHEMAS
 ]
 
 NEEDED = {
@@ -85,3 +93,80 @@ def test_half_a_surrogate_pair_is_named(half: str) -> None:
     assert reader.decode(b'{"prompt": "\\ud83d\\ude00 \\\\ud800"}').prompt == "\U0001f600 \\ud800"
     with pytest.raises(InvalidParameterError, match="not valid JSON"):
         reader.decode(b'{"prompt": "\\\\ud800')
+
+
+TOOL = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+BODIES = {
+    "/v1/completions": {"prompt": "say:hi", "max_tokens": 4},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "say:hi"}], "max_tokens": 4},
+    "/v1/responses": {"input": "say:hi", "max_output_tokens": 4},
+    "/v1/embeddings": {"input": "say:hi"},
+}
+SAMPLES = {  # a value that a client may send; by URL where that matters
+    "model": MODEL,
+    "n": 1,
+    "temperature": 1.5,
+    "top_p": 0.5,
+    "stop": ["x"],
+    "logit_bias": {"5": 1},
+    "best_of": 1,
+    "suffix": "",
+    "stream_options": {"include_usage": True, "include_obfuscation": False},
+    "logprobs": {"/v1/completions": 2, "": True},
+    "presence_penalty": -2,
+    "frequency_penalty": 2,
+    "echo": True,
+    "seed": 7,
+    "user": "u",
+    "store": False,
+    "max_tokens": 3,
+    "top_logprobs": 1,
+    "metadata": {"a": "b"},
+    "functions": [],
+    "function_call": "none",
+    "modalities": ["text"],
+    "tools": {"/v1/responses": [{"type": "function", **TOOL}], "": [{"type": "function", "function": TOOL}]},
+    "tool_choice": "none",
+    "response_format": {"type": "text"},
+    "text": {"format": {"type": "text"}},
+    "include": [],
+    "parallel_tool_calls": True,
+    "max_completion_tokens": 3,
+    "max_output_tokens": 3,
+    "background": False,
+    "truncation": "disabled",
+    "instructions": "Be nice.",
+    "encoding_format": "base64",
+    "dimensions": 2,
+    "stream": True,
+}
+
+
+@pytest.mark.parametrize("url", list(SCHEMAS))
+def test_each_field_of_the_specification_has_the_fate_that_is_documented(rig: Rig, url: str) -> None:
+    kind, ignored, rejected = fields.ENDPOINTS[url]
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "requests.md").read_text()
+    _, _, section = page.partition(f"## POST {url}\n")
+    section = section.partition("\n## ")[0]
+    for name in sorted(specified(SCHEMAS[url])):
+        body = dict(BODIES[url])
+        if name in rejected:
+            refused = rig.http.post(url, json={**body, name: "anything"})
+            assert refused.status_code == 400 and rejected[name] in error(refused)["message"], name
+            assert f"| `{name}` | refused | {rejected[name]} |" in section
+            continue
+        if name in ignored:
+            assert f"| `{name}` | ignored | {ignored[name]} |" in section
+            value = {"any": ["thing"]}
+        else:
+            assert re.search(rf"\\| `{name}` \\| (supported|required) \\|", section), name
+            value = body.get(name, SAMPLES.get(name))
+            value = value.get(url, value[""]) if isinstance(value, dict) and "" in value else value
+        if name == "top_logprobs" and url == "/v1/chat/completions":
+            body["logprobs"] = True
+        if name in ("tool_choice", "parallel_tool_calls") and "tools" in kind.__struct_fields__:
+            body["tools"] = SAMPLES["tools"].get(url, SAMPLES["tools"][""])
+        done = rig.http.post(url, json={**body, name: value})
+        assert done.status_code == 200, (name, done.text)
+        nothing = {} if name in BODIES[url] else {name: None}
+        assert rig.http.post(url, json={**body, **nothing}).status_code == 200, name

@@ -61,18 +61,18 @@ class ChatRequest(GenerationRequest, kw_only=True, frozen=True):
     """A conversation to answer."""
 
     messages: list[ChatMessage]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: int | None = None  # the same as max_tokens, and goes before it
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: list[ToolDefinition] | None = None
+    top_logprobs: int | None = None  # 0 to 20, with logprobs
+    tools: list[ToolDefinition] | None = None  # functions, 128 at most
     tool_choice: str | dict[str, Any] | None = None  # none, auto, required, or {"type": "function", "function": …}
     parallel_tool_calls: bool | None = None  # false: one call at most
-    functions: list[Any] | None = None
+    functions: list[Any] | None = None  # only with function_call none: send tools instead
     function_call: str | dict[str, Any] | None = None
-    modalities: list[str] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    modalities: list[str] | None = None  # only text
+    add_generation_prompt: bool | None = None  # begin the assistant's turn, unless false
+    continue_final_message: bool | None = None  # go on with the last message instead of answering it
+    chat_template_kwargs: dict[str, Any] | None = None  # variables of the template
 
 
 class TopLogprob(msgspec.Struct, kw_only=True, frozen=True):

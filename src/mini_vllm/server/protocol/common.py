@@ -15,24 +15,24 @@ class StreamOptions(msgspec.Struct, kw_only=True, frozen=True):
 class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
     """Fields that completions and chat completions share. `None` is absent."""
 
-    model: str | None = None
-    n: int | None = None
+    model: str | None = None  # a served name; absent: the served model
+    n: int | None = None  # 1 to 128; only completions and chat completions take more than 1
     max_tokens: int | None = None
-    temperature: float | None = None
+    temperature: float | None = None  # 0 to 2
     top_p: float | None = None
-    stop: str | list[str] | None = None
+    stop: str | list[str] | None = None  # 16 at most
     seed: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
+    presence_penalty: float | None = None  # -2 to 2
+    frequency_penalty: float | None = None  # -2 to 2
+    logit_bias: dict[int, float] | None = None  # token id to bias, -100 to 100
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptions | None = None  # include_usage, continuous_usage_stats
 
     # Beyond OpenAI's, named as vLLM names them.
-    top_k: int | None = None
+    top_k: int | None = None  # 0: all
     min_p: float | None = None
     repetition_penalty: float | None = None
-    min_tokens: int | None = None
+    min_tokens: int | None = None  # no end before so many
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
@@ -42,11 +42,11 @@ class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
     bad_words: list[str] | None = None  # never in the text
     thinking_token_budget: int | None = None  # thoughts longer than this are ended
     priority: Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)] | None = None  # lower runs first
-    cache_salt: str | None = None
+    cache_salt: str | None = None  # prefixes are shared only under the same one
     deadline_ms: Annotated[float, msgspec.Meta(gt=0)] | None = None  # from arrival; past it the request is ended
 
     # What the output must look like; one of these. The guided_ names are older ones for the same.
-    response_format: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None  # text, json_object, or json_schema
     structured_outputs: dict[str, Any] | None = None  # one of json, json_object, regex, choice, grammar; and strict
     json: dict[str, Any] | str | bool | None = None  # a JSON schema
     regex: str | None = None

@@ -8,11 +8,11 @@ from mini_vllm.server.protocol.common import GenerationRequest, RequestReport, U
 class CompletionRequest(GenerationRequest, kw_only=True, frozen=True):
     """A prompt to continue: text, token ids, or a list of either."""
 
-    prompt: str | list[str | int | list[int]] | None = None
+    prompt: str | list[str | int | list[int]] | None = None  # needed: a text, token ids, or a list of either
     echo: bool | None = None
-    logprobs: int | None = None
-    best_of: int | None = None
-    suffix: str | None = None
+    logprobs: int | None = None  # 0 to 20
+    best_of: int | None = None  # only if equal to n: there is no choosing among several
+    suffix: str | None = None  # only if empty: text cannot be inserted
 
 
 class CompletionLogprobs(msgspec.Struct, kw_only=True, frozen=True):

@@ -4,6 +4,15 @@ Every field of OpenAI's request schemas is a field of our struct or stands in on
 Fields that nobody knows are ignored, and logged once.
 """
 
+import msgspec
+
+from mini_vllm.server.protocol.chat import ChatRequest
+from mini_vllm.server.protocol.completions import CompletionRequest
+from mini_vllm.server.protocol.embeddings import EmbeddingRequest
+from mini_vllm.server.protocol.generate import GenerateRequest
+from mini_vllm.server.protocol.messages import MessagesRequest
+from mini_vllm.server.protocol.responses import ResponsesRequest
+
 SHARED_IGNORED: dict[str, str] = {
     "user": "an end user's id, for the hosted service",
     "service_tier": "there is one tier",
@@ -75,3 +84,13 @@ EMBEDDINGS_REJECTED: dict[str, str] = {
 
 COMPLETIONS_IGNORED = SHARED_IGNORED
 COMPLETIONS_REJECTED = SHARED_REJECTED
+
+# Every endpoint that has such fields: its struct, what it ignores, what it refuses.
+ENDPOINTS: dict[str, tuple[type[msgspec.Struct], dict[str, str], dict[str, str]]] = {
+    "/v1/chat/completions": (ChatRequest, CHAT_IGNORED, CHAT_REJECTED),
+    "/v1/completions": (CompletionRequest, COMPLETIONS_IGNORED, COMPLETIONS_REJECTED),
+    "/v1/responses": (ResponsesRequest, RESPONSES_IGNORED, RESPONSES_REJECTED),
+    "/v1/messages": (MessagesRequest, MESSAGES_IGNORED, MESSAGES_REJECTED),
+    "/v1/embeddings": (EmbeddingRequest, EMBEDDINGS_IGNORED, EMBEDDINGS_REJECTED),
+    "/generate": (GenerateRequest, SHARED_IGNORED, SHARED_REJECTED),
+}
