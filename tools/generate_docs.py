@@ -33,6 +33,7 @@ def settings() -> Iterator[str]:
         config.ModelConfig,
         config.CacheConfig,
         config.SchedulerConfig,
+        config.SpeculativeConfig,
         config.ServerConfig,
         config.SimulationConfig,
     ):

@@ -12,7 +12,9 @@ from typing import Any, get_args
 from mini_vllm.errors import ConfigError
 
 POLICIES = ("fcfs", "priority", "fair", "srf", "static", "deadline")
+DRAFTERS = ("off", "ngram", "suffix", "draft", "self")
 ENGINE_FORMS = ("thread", "process")
+MAX_GAMMA = 32
 MAX_THREADS = 1024  # more only wait for each other, for minutes
 _KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "text", type(None): "None"}
 
@@ -134,6 +136,21 @@ class SimulationConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeConfig:
+    """Guessing tokens ahead; what comes out is the same with and without."""
+
+    speculative: str = doc(
+        "off",
+        "who guesses: ngram (what followed the same words before), suffix (the same over earlier outputs too), draft "
+        "(a second model), self (the model's own first layers)",
+        choices=DRAFTERS,
+    )
+    draft_model: str | None = doc(None, "the second model of --speculative draft; it must share the tokenizer")
+    draft_layers: int | None = doc(None, "layers that guess with --speculative self; default: half of them")
+    gamma: int = doc(6, "most guesses for one sequence in a step; measured cost and acceptance lower it, down to none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """The HTTP server."""
 
@@ -184,26 +201,29 @@ class EngineConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
 
     @classmethod
     def from_options(cls, **options: Any) -> "EngineConfig":
         """Build from flat names (`model=…, block_size=…`); an unknown one is a `ConfigError` naming the nearest."""
-        groups: dict[str, dict[str, Any]] = {"model": {}, "cache": {}, "scheduler": {}}
+        groups: dict[str, dict[str, Any]] = {name: {} for name in _GROUPS}
         for name, value in options.items():
             groups[_group_of(name)][name] = os.fspath(value) if isinstance(value, os.PathLike) else value
         return cls(
             model=ModelConfig(**groups["model"]),
             cache=CacheConfig(**groups["cache"]),
             scheduler=SchedulerConfig(**groups["scheduler"]),
+            speculative=SpeculativeConfig(**groups["speculative"]),
         )
 
     def __post_init__(self) -> None:
-        for group in (self.model, self.cache, self.scheduler):
+        for group in (self.model, self.cache, self.scheduler, self.speculative):
             _check_types(group)
             _check_choices(group)
         _check_positive(self.cache, "block_size", "num_blocks")
         _check_positive(self.scheduler, "max_num_seqs", "max_num_batched_tokens", "prefill_chunk_size", "max_waiting")
         _check_positive(self.model, "max_model_len", "threads")
+        _check_speculative(self)
         if self.model.threads is not None and self.model.threads > MAX_THREADS:
             raise ConfigError(f"threads is {self.model.threads}; at most {MAX_THREADS} make sense", param="threads")
         if not 0.0 < self.cache.kv_cache_memory_share <= 1.0:
@@ -228,6 +248,34 @@ class EngineConfig:
                 f"{self.scheduler.max_num_seqs}: every running sequence needs a token per step; raise the first",
                 param="max_num_batched_tokens",
             )
+
+
+_GROUPS: dict[str, Any] = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "speculative": SpeculativeConfig,
+}
+
+
+def _check_speculative(config: EngineConfig) -> None:
+    group = config.speculative
+    _check_positive(group, "gamma", "draft_layers")
+    if group.gamma > MAX_GAMMA:
+        raise ConfigError(f"gamma is {group.gamma}; at most {MAX_GAMMA} guesses a step make sense", param="gamma")
+    if (group.speculative == "draft") != (group.draft_model is not None):
+        raise ConfigError(
+            f"speculative is {group.speculative} and draft_model is {group.draft_model}; "
+            "--speculative draft and --draft-model go together",
+            param="draft_model",
+        )
+    if group.draft_layers is not None and group.speculative != "self":
+        raise ConfigError("draft_layers is for --speculative self; leave it out", param="draft_layers")
+    if group.speculative in ("draft", "self") and not config.cache.kv_cache:
+        raise ConfigError(
+            f"speculative {group.speculative} needs the KV cache that no-kv-cache turns off; use ngram or suffix",
+            param="speculative",
+        )
 
 
 def _check_scheduler(group: SchedulerConfig) -> None:
@@ -276,13 +324,12 @@ def cache_folder() -> str:
 
 
 def _group_of(name: str) -> str:
-    groups = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig}
-    for group, cls in groups.items():
+    for group, cls in _GROUPS.items():
         if any(option.name == name for option in dataclasses.fields(cls)):
             return group
     import difflib
 
-    known = [option.name for cls in groups.values() for option in dataclasses.fields(cls)]
+    known = [option.name for cls in _GROUPS.values() for option in dataclasses.fields(cls)]
     near = difflib.get_close_matches(name, known, n=3)
     hint = f"did you mean {', '.join(near)}?" if near else f"known settings: {', '.join(known)}"
     raise ConfigError(f"unknown setting {name!r}; {hint}", param=name)

@@ -23,9 +23,11 @@ def test_times_are_those_of_the_steps() -> None:
     deltas = deltas_of(rig)["a"]
     assert [delta.time for delta in deltas] == [3.0, 4.0, 5.0]
     first, second, last = (delta.metrics for delta in deltas)
-    assert first == RequestMetrics(arrival=0.0, started=0.5, first_token=3.0, last_token=3.0)
+    assert first == RequestMetrics(arrival=0.0, started=0.5, first_token=3.0, last_token=3.0, num_forwards=1)
     assert second is None
-    assert last == RequestMetrics(arrival=0.0, started=0.5, first_token=3.0, last_token=5.0, finished=5.0)
+    assert last == RequestMetrics(
+        arrival=0.0, started=0.5, first_token=3.0, last_token=5.0, finished=5.0, num_forwards=3
+    )
 
 
 def test_a_request_that_waits_for_a_row_starts_later() -> None:
@@ -34,7 +36,7 @@ def test_a_request_that_waits_for_a_row_starts_later() -> None:
     rig.add("b", prompt_of(8, 1), max_tokens=1, arrival=0.25)
     found = deltas_of(rig)
     assert found["b"][-1].metrics == RequestMetrics(
-        arrival=0.25, started=2.5, first_token=3.0, last_token=3.0, finished=3.0
+        arrival=0.25, started=2.5, first_token=3.0, last_token=3.0, finished=3.0, num_forwards=1
     )
 
 

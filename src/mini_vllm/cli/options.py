@@ -21,6 +21,7 @@ from mini_vllm.config import (
     SchedulerConfig,
     ServerConfig,
     SimulationConfig,
+    SpeculativeConfig,
     env_name,
     option_names,
 )
@@ -32,10 +33,11 @@ GROUPS: dict[str, Any] = {
     "model": ModelConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
+    "speculative": SpeculativeConfig,
     "server": ServerConfig,
     "simulation": SimulationConfig,
 }
-ENGINE = ("model", "cache", "scheduler")
+ENGINE = ("model", "cache", "scheduler", "speculative")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class SamplingFlag:
 
 
 SAMPLING: dict[str, SamplingFlag] = {
+    "speculation": SamplingFlag("guess ahead for this request, where the engine does", bool),
     "n": SamplingFlag("independent completions of the prompt", int),
     "max_tokens": SamplingFlag("most tokens to generate", int, ("--max-new-tokens", "-n")),
     "min_tokens": SamplingFlag("no end before this many tokens", int),

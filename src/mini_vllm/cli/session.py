@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from mini_vllm.cli.render import progress
 from mini_vllm.config import EngineConfig
 from mini_vllm.errors import EngineDeadError
-from mini_vllm.types import SamplingParams, TextDelta
+from mini_vllm.types import RequestMetrics, SamplingParams, TextDelta
 
 if TYPE_CHECKING:
     from mini_vllm import AsyncLLM
@@ -32,6 +32,7 @@ class Answer:
     time_to_first_token: float | None = None
     seconds: float = 0.0
     prompt_logprobs: list[Any] = field(default_factory=list)
+    metrics: dict[int, RequestMetrics] = field(default_factory=dict)  # by choice, once it has ended
 
     @property
     def num_tokens(self) -> int:
@@ -97,6 +98,10 @@ class Session:
         """How K and V are kept, for people."""
         return cache_mode(self._config)
 
+    def footer(self, found: Answer) -> str:
+        """The figures of one request, in one line."""
+        return footer(found, self._config)
+
 
 async def answer(
     llm: "AsyncLLM",
@@ -133,6 +138,8 @@ def _collect(found: Answer, delta: TextDelta) -> None:
     found.prompt_logprobs += delta.prompt_logprobs
     found.num_prompt_tokens = max(found.num_prompt_tokens, delta.num_prompt_tokens)
     found.num_cached_tokens = max(found.num_cached_tokens, delta.num_cached_tokens)
+    if delta.metrics is not None:
+        found.metrics[index] = delta.metrics
     if delta.finish_reason is not None:
         found.finish_reasons[index] = delta.finish_reason
         found.stop_reasons[index] = delta.stop_reason
@@ -156,8 +163,8 @@ def cache_mode(config: EngineConfig) -> str:
     return "paged, prefix caching" if config.cache.enable_prefix_caching else "paged"
 
 
-def footer(found: Answer, mode: str) -> str:
-    """The figures of one request, in one line."""
+def footer(found: Answer, config: EngineConfig) -> str:
+    """The figures of one request, in one line; about guesses if there were any."""
     first = "-" if found.time_to_first_token is None else f"{found.time_to_first_token:.3f} s"
     reasons = ", ".join(dict.fromkeys(str(reason) for reason in found.finish_reasons))
     stops = [repr(reason) for reason in found.stop_reasons if reason is not None]
@@ -165,5 +172,16 @@ def footer(found: Answer, mode: str) -> str:
     return (
         f"prompt tokens: {found.num_prompt_tokens}{cached} | tokens: {found.num_tokens} | TTFT: {first} | "
         f"tok/s: {found.tokens_per_second:.1f} | finish reason: {reasons}{f' ({stops[0]})' if stops else ''} | "
-        f"cache: {mode}"
+        f"cache: {cache_mode(config)}{_guesses(found, config)}"
     )
+
+
+def _guesses(found: Answer, config: EngineConfig) -> str:
+    if config.speculative.speculative == "off":
+        return ""
+    drafts = sum(part.num_drafts for part in found.metrics.values())
+    accepted = sum(part.num_drafts_accepted for part in found.metrics.values())
+    forwards = sum(part.num_forwards for part in found.metrics.values())
+    share = f" ({accepted / drafts:.0%})" if drafts else ""
+    who = f"draft: {config.speculative.speculative}, gamma {config.speculative.gamma}"
+    return f" | {who} | accepted: {accepted} of {drafts}{share} | target forwards: {forwards}"

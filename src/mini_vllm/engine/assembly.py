@@ -4,7 +4,8 @@ The only place that knows every room below. Heavy ones are imported when a model
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -103,9 +104,10 @@ def load_engine(config: EngineConfig) -> Engine:
     checkpoint = weights.open_checkpoint(weights.resolve(config.model.model, revision=config.model.revision))
     try:
         words = load_words(config, checkpoint)
-        executor = runner.load_executor(
-            config, checkpoint, vocab_size=words.tokenizer.vocab_size, grammars=words.grammars
-        )
+        with open_draft(config, words.tokenizer) as draft:
+            executor = runner.load_executor(
+                config, checkpoint, vocab_size=words.tokenizer.vocab_size, grammars=words.grammars, draft=draft
+            )
     except BaseException:
         checkpoint.close()
         raise
@@ -120,6 +122,21 @@ def load_engine(config: EngineConfig) -> Engine:
     engine.sampling_defaults = sampling_defaults(checkpoint.generation_config) if config.model.generation_config else {}
     engine.on_close = checkpoint.close
     return engine
+
+
+@contextmanager
+def open_draft(config: EngineConfig, tokenizer: "Tokenizer") -> "Iterator[Checkpoint | None]":
+    """The draft model's checkpoint, if one is asked for and its tokens mean what the target's mean."""
+    from mini_vllm import text, weights
+
+    name = config.speculative.draft_model
+    if name is None:
+        yield None
+        return
+    with closing(weights.open_checkpoint(weights.resolve(name))) as checkpoint:
+        other = text.Tokenizer.from_checkpoint(checkpoint.path, checkpoint.tokenizer_metadata)
+        text.check_same_tokens(tokenizer, other, name=name)
+        yield checkpoint
 
 
 def open_frontend(config: EngineConfig) -> Callable[[ModelLimits], Frontend]:

@@ -7,7 +7,8 @@ uses the caller's). It must not know about text, asyncio or HTTP.
 import logging
 from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Protocol
+from itertools import zip_longest
+from typing import Any, Protocol
 
 from mini_vllm.errors import EngineDeadError
 from mini_vllm.types import EngineStats, FinishReason, Request, StepPlan, StepResult, TokenDelta
@@ -144,7 +145,14 @@ def _describe(error: BaseException) -> str:
 def add_counters(past: EngineStats, now: EngineStats) -> EngineStats:
     """`now` with the counters of `past` added; gauges stay."""
     counters = [field.name for field in fields(EngineStats) if field.name not in GAUGES]
-    return replace(now, **{name: getattr(past, name) + getattr(now, name) for name in counters})
+    return replace(now, **{name: _add(getattr(past, name), getattr(now, name)) for name in counters})
+
+
+def _add(past: Any, now: Any) -> Any:
+    """Numbers, or tuples of them place by place."""
+    if isinstance(now, tuple):
+        return tuple(a + b for a, b in zip_longest(past, now, fillvalue=0))
+    return past + now
 
 
 def end_as_errors(stats: EngineStats) -> EngineStats:

@@ -105,4 +105,7 @@ def merge_metrics(parts: Collection[RequestMetrics]) -> RequestMetrics:
         last_token=max((part.last_token for part in parts if part.last_token is not None), default=None),
         finished=None if None in ends else max(end for end in ends if end is not None),
         num_preemptions=sum(part.num_preemptions for part in parts),
+        num_forwards=sum(part.num_forwards for part in parts),
+        num_drafts=sum(part.num_drafts for part in parts),
+        num_drafts_accepted=sum(part.num_drafts_accepted for part in parts),
     )

@@ -17,6 +17,7 @@ from mini_vllm.kernels.table import Device, KVShape, KVStore, Program
 from mini_vllm.models import Checkpoint, ModelInfo
 from mini_vllm.runner.executor import LocalExecutor
 from mini_vllm.runner.model_runner import ModelRunner
+from mini_vllm.runner.speculation import DraftModel, check_draft_info, first_layers, make_drafting
 from mini_vllm.runner.storage import choose_num_blocks, free_memory, kv_format
 from mini_vllm.sampling import make_sampler
 
@@ -56,15 +57,18 @@ def load_executor(
     *,
     vocab_size: int | None = None,
     grammars: GrammarCompiler | None = None,
+    draft: Checkpoint | None = None,
 ) -> LocalExecutor:
     """Load the model and make it ready to run steps. Every problem is a `UserError` or `MissingDependencyError`.
 
     vocab_size: how many ids the tokenizer knows, where the model's vocabulary is padded beyond it; ids from there on
-    are never sampled. grammars: what requests with structured outputs need.
+    are never sampled. grammars: what requests with structured outputs need. draft: the second model of --speculative
+    draft.
     """
     executor = choose_executor(config.model, checkpoint)
     computer = _load_fallback(config, checkpoint) if executor == "hf" else _load_native(config, checkpoint, executor)
-    return build_executor(config, computer, vocab_size=vocab_size, grammars=grammars)
+    guessing = _load_draft(config, computer, draft)
+    return build_executor(config, computer, vocab_size=vocab_size, grammars=grammars, draft=guessing)
 
 
 def choose_executor(config: ModelConfig, checkpoint: Checkpoint) -> str:
@@ -102,6 +106,7 @@ def build_executor(
     *,
     vocab_size: int | None = None,
     grammars: GrammarCompiler | None = None,
+    draft: DraftModel | None = None,
 ) -> LocalExecutor:
     """Give a loaded model its KV cache, program, sampler and rows."""
     info, cache, scheduler = computer.info, config.cache, config.scheduler
@@ -116,7 +121,7 @@ def build_executor(
         shape,
         max_model_len=max_model_len,
         max_num_seqs=scheduler.max_num_seqs,
-        free_bytes=_free_bytes(config.model.device),
+        free_bytes=_share_without_draft(_free_bytes(config.model.device), shape, draft),
     )
     shape = info.kv_shape(num_blocks=num_blocks, block_size=cache.block_size, dtype=shape.dtype)
     program = computer.compile(
@@ -135,11 +140,15 @@ def build_executor(
         max_rows=scheduler.max_num_seqs,
         grammars=grammars,
     )
+    runner.drafting = make_drafting(
+        config, draft, sampler, runner.rows, num_blocks=num_blocks, vocab_size=info.vocab_size
+    )
     description = {
         **computer.describe(),
         "sampler": sampler.backend.name,
         "kv_format": shape.dtype,
         "kv_bytes": str(num_blocks * shape.bytes_per_block),
+        **({} if runner.drafting is None else {"drafter": config.speculative.speculative}),
     }
     return LocalExecutor(
         runner=runner,
@@ -246,6 +255,37 @@ def _load_fallback(config: EngineConfig, checkpoint: Checkpoint) -> _FallbackMod
             param="max_model_len",
         )
     return _FallbackModel(model=model, weight_format=_FORMATS[model.describe()["compute"]])
+
+
+def _load_draft(config: EngineConfig, computer: _Computer, checkpoint: Checkpoint | None) -> DraftModel | None:
+    """The model that guesses, on the target's device and threads."""
+    settings = config.speculative
+    if settings.speculative not in ("draft", "self"):
+        return None
+    if not isinstance(computer, _OpTableModel):
+        raise ConfigError(
+            f"speculative {settings.speculative} needs a model on our own ops, not transformers' modules; "
+            "use ngram or suffix",
+            param="speculative",
+        )
+    max_model_len = config.model.max_model_len or computer.info.max_position
+    if settings.speculative == "self":
+        loaded, weight_format = first_layers(computer.loaded, settings.draft_layers), computer.weight_format
+    else:
+        assert checkpoint is not None, "the draft model's checkpoint was not opened"
+        check_draft_info(models.model_info(checkpoint.config), max_model_len=max_model_len)
+        loaded = models.load_model(checkpoint, computer.device, dtype=config.model.dtype, max_model_len=max_model_len)
+        weight_format = _FORMATS.get(config.model.dtype) or _file_format(checkpoint)
+    dtype = kv_format(config.cache.kv_cache_dtype, weight_format, computer.store_dtypes)
+    return DraftModel(loaded, computer.device, kv_dtype=dtype)
+
+
+def _share_without_draft(free_bytes: int, shape: KVShape, draft: DraftModel | None) -> int:
+    """What is left for the target's blocks, of which the draft model needs as many."""
+    if draft is None:
+        return free_bytes
+    own, other = shape.bytes_per_block, draft.shape(0, shape.block_size).bytes_per_block
+    return free_bytes * own // (own + other)
 
 
 def _file_format(checkpoint: Checkpoint) -> str:

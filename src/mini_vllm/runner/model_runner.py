@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from mini_vllm.grammar import Cursor, GrammarCompiler, Guide
 from mini_vllm.kernels.table import Program
+from mini_vllm.runner.drafting import Drafting
 from mini_vllm.runner.inputs import InputBuilder, StepLayout
 from mini_vllm.runner.rows import Row, RowTable
 from mini_vllm.sampling import Sampler, num_accepted
@@ -52,19 +53,28 @@ class ModelRunner:
             capacity=max_rows,
             grammars=grammars,
         )
+        self.drafting: Drafting | None = None  # who guesses ahead, if anybody
         self._builder = InputBuilder(self.rows, max_tokens=max_tokens, max_rows=max_rows)
 
     def run(self, plan: StepPlan) -> tuple[SequenceOutput, ...]:
         """Do what the plan says; one output for each chunk that asks for something, in plan order."""
+        if self.drafting is not None:
+            self.drafting.begin_step(plan, self.rows.get)
         self.rows.apply(plan)
         if not plan.chunks:
             return ()
         layout = self._builder.build(plan.chunks)
+        outputs = self._compute(plan.chunks, layout)
+        if self.drafting is not None:
+            outputs = self.drafting.end_step(plan.chunks, layout.sequence_rows, outputs)
+        return outputs
+
+    def _compute(self, chunks: tuple[Chunk, ...], layout: StepLayout) -> tuple[SequenceOutput, ...]:
         hidden = self._program.run(layout.inputs)
-        if layout.is_plain and len(plan.chunks) <= self._program.max_logit_rows:
-            return self._plain_outputs(plan.chunks, layout)
-        readings = self._read(layout, self._grammar_bits(plan.chunks, layout))
-        return tuple(self._outputs(plan.chunks, layout, readings, hidden))
+        if layout.is_plain and len(chunks) <= self._program.max_logit_rows:
+            return self._plain_outputs(chunks, layout)
+        readings = self._read(layout, self._grammar_bits(chunks, layout))
+        return tuple(self._outputs(chunks, layout, readings, hidden))
 
     def progress(self) -> int:
         """Changes while a step is being computed; may be called from any thread."""
@@ -73,6 +83,8 @@ class ModelRunner:
     def clear(self) -> None:
         """Forget every sequence."""
         self.rows.clear()
+        if self.drafting is not None:
+            self.drafting.clear()
 
     def _plain_outputs(self, chunks: tuple[Chunk, ...], layout: StepLayout) -> tuple[SequenceOutput, ...]:
         """Of a step in which every chunk gets one token and nothing else: most steps of most engines."""

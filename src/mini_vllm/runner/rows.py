@@ -62,6 +62,10 @@ class RowTable:
     def __getitem__(self, seq_id: int) -> Row:
         return self._rows[seq_id]
 
+    def get(self, seq_id: int) -> Row | None:
+        """The row of a sequence, or None."""
+        return self._rows.get(seq_id)
+
     def apply(self, plan: StepPlan) -> None:
         """Drop what was released, empty the tables of what was evicted, add what was admitted."""
         for seq_id in plan.released:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from mini_vllm.types import EngineStats, FinishReason
+from mini_vllm.scheduling.sequence import Sequence
+from mini_vllm.types import Chunk, EngineStats, FinishReason
 
 
 def _none_finished() -> dict[FinishReason, int]:
@@ -23,6 +24,22 @@ class Counters:
     output_tokens: int = 0
     prefix_query_tokens: int = 0  # prompt tokens looked up, when a sequence is started for the first time
     prefix_hit_tokens: int = 0  # of those, found
+    forwards: int = 0
+    drafts: int = 0
+    accepted_at: list[int] = field(default_factory=list)  # by position: 0 is the first guess of a step
+
+    def count(self, chunk: Chunk, sequence: Sequence, *, num_new: int) -> None:
+        """A chunk has given its sequence `num_new` tokens."""
+        self.output_tokens += num_new
+        self.forwards += chunk.samples
+        if len(sequence.token_ids) - num_new == sequence.num_prompt:
+            self.prompt_tokens += sequence.num_prompt
+        if chunk.num_drafts:
+            self.drafts += chunk.num_drafts
+            accepted = sequence.last_accepted
+            self.accepted_at += [0] * (accepted - len(self.accepted_at))
+            for position in range(accepted):
+                self.accepted_at[position] += 1
 
     def with_state(self, **state: Any) -> EngineStats:
         """The engine's stats: these counters, and its state now."""
@@ -39,5 +56,9 @@ class Counters:
             output_tokens=self.output_tokens,
             prefix_query_tokens=self.prefix_query_tokens,
             prefix_hit_tokens=self.prefix_hit_tokens,
+            forwards=self.forwards,
+            drafts=self.drafts,
+            drafts_accepted=sum(self.accepted_at),
+            drafts_accepted_at=tuple(self.accepted_at),
             **state,
         )

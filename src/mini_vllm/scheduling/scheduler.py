@@ -174,7 +174,7 @@ class Scheduler:
             self._cache.commit(sequence.table, sequence.num_computed)
             if delta is not None:
                 deltas.append(delta)
-                self._count_tokens(sequence, delta)
+                self._counters.count(chunk, sequence, num_new=len(delta.token_ids))
             if sequence.finish_reason is not None:
                 self._forget(sequence)
         self._measure(plan, planned, num_decodes)
@@ -387,12 +387,6 @@ class Scheduler:
             self._recorder.step(plan, self._last_step, self._draft, began=self._began)
         if self._on_step is not None:
             self._on_step(plan, self._last_step)
-
-    def _count_tokens(self, sequence: Sequence, delta: TokenDelta) -> None:
-        num_new = len(delta.token_ids)
-        self._counters.output_tokens += num_new
-        if len(sequence.token_ids) - num_new == sequence.num_prompt:
-            self._counters.prompt_tokens += sequence.num_prompt
 
 
 def _rank(sequence: Sequence) -> tuple[float, int]:

@@ -37,10 +37,14 @@ class Sequence:
         "is_known",
         "is_running",
         "is_score_only",
+        "last_accepted",
         "last_token",
         "max_len",
         "num_cached",
         "num_computed",
+        "num_drafts",
+        "num_drafts_accepted",
+        "num_forwards",
         "num_preemptions",
         "num_prompt",
         "prepaid",
@@ -72,6 +76,8 @@ class Sequence:
         self.num_preemptions = 0
         self.prepaid = 0  # tokens that its queue has charged for in advance
         self.drafts: tuple[int, ...] = ()
+        self.num_forwards = self.num_drafts = self.num_drafts_accepted = 0  # of steps that sampled
+        self.last_accepted = 0  # guesses of the last step that had any
         self.prompt_logprobs: list[TokenLogprobs] = []  # of prompt positions 1 …; survives preemption
         self.is_running = False  # whether it has a row and an open table; else it waits
         self.is_known = False  # whether the executor has its Admission
@@ -138,6 +144,11 @@ class Sequence:
         num_new = len(self.token_ids) - num_known
         self._end_by_grammar(output, num_new)
         self.num_computed = num_known + num_new - 1
+        self.num_forwards += 1
+        if chunk.num_drafts:
+            self.num_drafts += chunk.num_drafts
+            self.last_accepted = min(num_new, len(output.token_ids) - 1)
+            self.num_drafts_accepted += self.last_accepted
         self.drafts = output.next_drafts
         first = num_known == self.num_prompt
         self.last_token = now
@@ -216,4 +227,7 @@ class Sequence:
             last_token=self.last_token,
             finished=None if self.finish_reason is None else now,
             num_preemptions=self.num_preemptions,
+            num_forwards=self.num_forwards,
+            num_drafts=self.num_drafts,
+            num_drafts_accepted=self.num_drafts_accepted,
         )

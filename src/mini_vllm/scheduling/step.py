@@ -74,6 +74,7 @@ class PlanDraft:
                 stop_token_ids=request.stop_token_ids,
                 noise_key=request.noise_key,
                 pooling=request.pooling,
+                cache_salt=request.cache_salt,
             )
         )
 

@@ -72,6 +72,15 @@ METRICS = (
         lambda r: r.stats.prefix_query_tokens,
     ),
     Metric("prefix_hit_tokens_total", "counter", "Prompt tokens found there.", lambda r: r.stats.prefix_hit_tokens),
+    Metric("target_forwards_total", "counter", "Steps of a sequence that chose tokens.", lambda r: r.stats.forwards),
+    Metric("drafts_proposed_total", "counter", "Guessed tokens that were verified.", lambda r: r.stats.drafts),
+    Metric(
+        "drafts_accepted_total",
+        "counter",
+        "Guessed tokens that stood, by their place among the guesses of a step.",
+        lambda r: {(str(at),): count for at, count in enumerate(r.stats.drafts_accepted_at)},
+        ("position",),
+    ),
     Metric("steps_total", "counter", "Steps of the engine.", lambda r: r.stats.steps),
     Metric(
         "step_sequences",

@@ -52,6 +52,7 @@ class SamplingParams:
     thinking_token_budget: int | None = None  # thoughts (between <think> and </think>) longer than this are ended
     logprobs: int | None = None  # how many alternatives to report beside the chosen token; 0: only the chosen
     prompt_logprobs: int | None = None  # the same for prompt tokens; None: not computed
+    speculation: bool = True  # False: nothing is guessed ahead for this request; its tokens are the same either way
     structured_outputs: StructuredOutputsParams | None = None  # what the whole output must look like
 
     def __post_init__(self) -> None:
@@ -79,7 +80,7 @@ class SamplingParams:
                 _check_int(name, count, low=0, high=MAX_LOGPROBS)
         if self.thinking_token_budget is not None:
             _check_int("thinking_token_budget", self.thinking_token_budget, low=0)
-        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "speculation"):
             if not isinstance(value := getattr(self, name), bool):
                 raise InvalidParameterError(f"{name} is {value!r:.100}; it must be True or False", param=name)
         _check_texts("stop", self.stop, most=MAX_STOPS)

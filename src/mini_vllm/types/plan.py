@@ -30,6 +30,7 @@ class Admission:
     stop_token_ids: tuple[int, ...]
     noise_key: int
     pooling: Pooling | None = None  # of chunks that ask for Outputs.HIDDEN
+    cache_salt: str = ""  # what is learnt from this sequence helps those with the same salt only
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,9 @@ class RequestMetrics:
     last_token: float | None = None
     finished: float | None = None
     num_preemptions: int = 0
+    num_forwards: int = 0  # steps of the target model that chose its tokens
+    num_drafts: int = 0  # guesses that they verified
+    num_drafts_accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

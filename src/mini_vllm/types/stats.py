@@ -45,5 +45,9 @@ class EngineStats:
     output_tokens: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
+    forwards: int = 0  # of one sequence, that chose a token: without guesses as many as output tokens
+    drafts: int = 0  # guesses that were verified
+    drafts_accepted: int = 0
+    drafts_accepted_at: tuple[int, ...] = ()  # by position in the step: 0 is the first guess
     last_step: StepStats | None = None
     uptime_seconds: float = 0.0

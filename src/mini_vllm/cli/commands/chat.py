@@ -12,7 +12,7 @@ from mini_vllm.cli.arguments import WORDS_HELP, no_more, take_model
 from mini_vllm.cli.conversation import Conversation, run_command
 from mini_vllm.cli.options import ENGINE, Options, with_options
 from mini_vllm.cli.render import note, on_terminal, write
-from mini_vllm.cli.session import Session, footer
+from mini_vllm.cli.session import Session
 from mini_vllm.config import cache_folder
 from mini_vllm.errors import ChatTemplateError, UserError
 from mini_vllm.types import SamplingParams, TextDelta
@@ -81,7 +81,7 @@ def _turn(session: Session, talk: Conversation, line: str, *, show_footer: bool)
     write("\n")
     talk.reply(found.texts[0])
     if show_footer:
-        note(footer(found, session.cache_mode))
+        note(session.footer(found))
 
 
 def _show(delta: TextDelta, pieces: list[str]) -> None:

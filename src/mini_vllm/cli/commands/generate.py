@@ -7,7 +7,7 @@ import typer
 from mini_vllm.cli.arguments import WORDS_HELP, take_model_and_text
 from mini_vllm.cli.options import ENGINE, Options, with_options
 from mini_vllm.cli.render import note, write, write_json
-from mini_vllm.cli.session import Answer, Session, footer
+from mini_vllm.cli.session import Answer, Session
 from mini_vllm.types import SamplingParams, TextDelta
 
 DEFAULTS = {"max_tokens": 256, "temperature": 0.0}  # greedy, unless the model's own settings or the user say otherwise
@@ -56,7 +56,7 @@ def command(
         else:
             write("\n" if live else _all_texts(session, found, params))
         if show_footer:
-            note(footer(found, session.cache_mode))
+            note(session.footer(found))
 
 
 def _show(delta: TextDelta) -> None:

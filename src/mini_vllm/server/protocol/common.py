@@ -98,6 +98,8 @@ class RequestReport(msgspec.Struct, kw_only=True, frozen=True):
     cached_tokens: int  # prompt tokens that were not computed again
     tokens_per_second: float  # completion tokens over latency
     preemptions: int
+    target_forwards: int = 0  # steps that chose tokens; fewer than tokens where guesses were right
+    drafts_proposed: int = 0
     drafts_accepted: int = 0
 
 

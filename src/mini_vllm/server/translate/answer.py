@@ -167,6 +167,9 @@ def request_report(metrics: RequestMetrics, usage: Usage) -> RequestReport:
         cached_tokens=usage.prompt_tokens_details.cached_tokens,
         tokens_per_second=round(1e3 * usage.completion_tokens / latency, 2) if latency else 0.0,
         preemptions=metrics.num_preemptions,
+        target_forwards=metrics.num_forwards,
+        drafts_proposed=metrics.num_drafts,
+        drafts_accepted=metrics.num_drafts_accepted,
     )
 
 
