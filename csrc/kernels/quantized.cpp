@@ -26,8 +26,8 @@ namespace {
 typedef int8_t Codes __attribute__((vector_size(W)));
 
 constexpr int QUADS = GROUP_COLUMNS / 4;
-constexpr int PREFETCH = 1024;         // bytes ahead
-constexpr int PREFETCH_ONE_ROW = 4096;  // the same for one row, whose panels are one stream: into the second-level cache
+constexpr int PREFETCH_ONE_ROW = 4096;  // bytes ahead: at one row, panels are one stream
+constexpr int SECOND_LEVEL = 2;         // of the caches, for __builtin_prefetch
 
 // One row of rounded activations.
 struct QuantizedRow {
@@ -93,32 +93,33 @@ struct Quantized {
   static void tile(const Tile &tile) {
     const mv_op &op = *tile.op;
     const int K = op.weight->cols, groups = K / GROUP_COLUMNS;
-    const int64_t bytes = panel_bytes(op.weight->format, K);
+    const int64_t bytes = panel_bytes(Q::FORMAT, K), pair = pair_bytes(Q::FORMAT);
     const char *panel = (const char *)op.weight->data + tile.panel * bytes;
     const float *rows = op.x + tile.row * op.x_stride;
     const QuantizedRow x(rows, K);
     const int64_t stride = op.x_stride, byte_stride = stride * 4;
+    const bool first_of_block = tile.row % ROW_BLOCK == 0;
+    if constexpr (MR * NP > 1) prefetch_output<MR>(op, tile.row, tile.panel * PANEL, NP);
     F acc[MR][NP * V];
     MV_UNROLL for (int m = 0; m < MR; m++) {
       MV_UNROLL for (int v = 0; v < NP * V; v++) acc[m][v] = zero();
     }
     for (int g = 0; g < groups; g++) {
+      // The first tile of a block of rows asks for the panels that come next, in the order of memory; the others find theirs.
+      if (MR * NP > 1 && first_of_block && g % 2 == 0) {
+        const char *next = panel + NP * bytes + g / 2 * (NP * pair);
+        for (int64_t i = 0; i < NP * pair; i += 64) __builtin_prefetch(next + i, 0, SECOND_LEVEL);
+      }
       I sum[MR][NP * V];
       MV_UNROLL for (int m = 0; m < MR; m++) {
         I start = Q::start(x.terms + m * stride + g);
         MV_UNROLL for (int v = 0; v < NP * V; v++) sum[m][v] = start;
       }
       const char *group = panel + codes_offset(Q::FORMAT, g);
-      // Ahead in this panel, and near its end in the one that this thread most likely reads next.
-      const int64_t ahead = PREFETCH + (codes_offset(Q::FORMAT, g) + PREFETCH < bytes ? 0 : (NP - 1) * bytes);
       const int8_t *columns = x.codes + g * GROUP_COLUMNS;
       MV_UNROLL for (int i = 0; i < QUADS / Q::SHARE; i++) {
         Bytes w[NP * V][Q::SHARE];
-        if constexpr (MR * NP == 1) {
-          __builtin_prefetch(group + i * 64 + PREFETCH_ONE_ROW, 0, 2);
-        } else {
-          MV_UNROLL for (int p = 0; p < NP; p++) __builtin_prefetch(group + p * bytes + i * 64 + ahead);
-        }
+        if (MR * NP == 1) __builtin_prefetch(group + i * 64 + PREFETCH_ONE_ROW, 0, SECOND_LEVEL);
         MV_UNROLL for (int v = 0; v < NP * V; v++) {
           Q::quads(group + v / V * bytes + i * 64 + v % V * int(sizeof(Bytes)), w[v]);
         }
@@ -147,9 +148,7 @@ struct Quantized {
         }
       }
     }
-    MV_UNROLL for (int m = 0; m < MR; m++) {
-      MV_UNROLL for (int v = 0; v < NP * V; v++) finish(op, tile.row + m, tile.panel * PANEL + v * W, acc[m][v]);
-    }
+    finish_tile(op, tile.row, tile.panel * PANEL, acc);
   }
 };
 

@@ -40,6 +40,39 @@ MV_INLINE void finish(const mv_op &op, int64_t row, int64_t column, F value) {
   whole ? store(out, value) : store_n(out, value, n);
 }
 
+// The same for a tile of MR rows by NV vectors from `column` on. Most need neither bias nor soft cap, and all columns exist.
+template <int MR, int NV>
+MV_INLINE void finish_tile(const mv_op &op, int64_t row, int64_t column, const F (&values)[MR][NV]) {
+  float *out = op.out + row * op.out_stride + column;
+  if (op.weight->bias || op.softcap != 0.0f || column + NV * W > op.width) {
+    for (int m = 0; m < MR; m++) {
+      for (int v = 0; v < NV; v++) finish(op, row + m, column + v * W, values[m][v]);
+    }
+  } else if (op.y) {
+    const float *y = op.y + row * op.y_stride + column;
+    MV_UNROLL for (int m = 0; m < MR; m++) {
+      MV_UNROLL for (int v = 0; v < NV; v++)
+        store(out + m * op.out_stride + v * W, values[m][v] + load(y + m * op.y_stride + v * W));
+    }
+  } else {
+    MV_UNROLL for (int m = 0; m < MR; m++) {
+      MV_UNROLL for (int v = 0; v < NV; v++) store(out + m * op.out_stride + v * W, values[m][v]);
+    }
+  }
+}
+
+// Asks for the lines that finish_tile will touch, `panels` of each row.
+template <int MR>
+MV_INLINE void prefetch_output(const mv_op &op, int64_t row, int64_t column, int panels) {
+  const float *out = op.out + row * op.out_stride + column, *y = op.y + row * op.y_stride + column;
+  for (int m = 0; m < MR; m++) {
+    for (int p = 0; p < panels; p++) {
+      __builtin_prefetch(out + m * op.out_stride + p * PANEL, 1);
+      if (op.y) __builtin_prefetch(y + m * op.y_stride + p * PANEL);
+    }
+  }
+}
+
 // P::tile for every number of rows 1 … LIMIT, in a table.
 typedef void (*TileFunction)(const Tile &);
 template <typename P, int NP, int LIMIT>
