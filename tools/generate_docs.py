@@ -94,11 +94,8 @@ def commands() -> Iterator[str]:
 
 def requests() -> Iterator[str]:
     """Every field of every generating endpoint, and what becomes of it."""
-    yield (
-        "# Request fields\n\nEvery field of OpenAI's (and Anthropic's) request schemas is supported, ignored or refused; "
-        "ours are listed too.\nFields that stand in no table here are ignored, and logged once. `null` is the same as "
-        "absent."
-    )
+    yield "# Request fields\n\nEvery field of OpenAI's and Anthropic's requests is supported, ignored or refused."
+    yield "Others are ignored, and logged once. `null` is the same as absent."
     for url, (kind, ignored, rejected) in fields.ENDPOINTS.items():
         yield f"\n## POST {url}\n\n| field | | |\n| --- | --- | --- |"
         for option in msgspec.structs.fields(kind):

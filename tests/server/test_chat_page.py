@@ -83,3 +83,21 @@ def test_it_fits_a_phone(page: Page) -> None:
     page.set_viewport_size({"width": 360, "height": 640})
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     expect(page.locator("#prompt")).to_be_in_viewport()
+
+
+def test_the_page_about_the_api_shows_and_tries_every_url_from_this_server_alone(page: Page, url: str) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(url + "/docs")
+    paths = page.request.get(url + "/openapi.json").json()["paths"]
+    expect(page.locator("details.operation")).to_have_count(sum(map(len, paths.values())))
+    chat = page.locator("details.operation", has=page.locator("code", has_text="/v1/chat/completions").first)
+    chat.locator("summary").click()
+    expect(chat.locator("td", has_text="messages *").first).to_be_visible()
+    chat.get_by_role("button", name="Send").click()
+    expect(chat.locator("pre")).to_contain_text('"finish_reason"', timeout=30_000)
+    stream = page.locator("details.operation", has=page.locator("code", has_text="/generate"))
+    stream.locator("summary").click()
+    stream.get_by_role("button", name="Send").click()
+    expect(stream.locator("pre")).to_contain_text('"type":"done"', timeout=30_000)
+    assert asked and all(each.startswith(url) for each in asked)

@@ -84,6 +84,8 @@ def create_app(
         description="An OpenAI-compatible server.",
         lifespan=lambda _: _life(service),
         redirect_slashes=False,
+        docs_url=None,  # ours takes nothing from the network
+        redoc_url=None,
     )
     app.state.service = service
     errors.install(app)

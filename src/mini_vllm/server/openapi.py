@@ -102,7 +102,8 @@ def install(app: FastAPI) -> None:
         if app.openapi_schema is None:
             page = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
             _, schemas = msgspec.json.schema_components(_TYPES, ref_template=_REFERENCE)
-            page["components"] = {"schemas": schemas}
+            page["components"] = {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}}
+            page["security"] = [{}, {"key": []}]  # a key, if the server has any
             for operations in page["paths"].values():
                 for operation in operations.values():
                     operation["responses"].pop("422", None)

@@ -1,4 +1,4 @@
-"""GET /: the chat page, one file that needs no other."""
+"""GET / and /docs: the chat page and the page about the API, each one file that needs no other."""
 
 from importlib.resources import files
 
@@ -12,14 +12,20 @@ _POLICY = (
 
 
 def router() -> APIRouter:
-    """The route."""
+    """The routes."""
     routes = APIRouter()
-    page = files("mini_vllm.server").joinpath("static/index.html").read_bytes()
+    folder = files("mini_vllm.server").joinpath("static")
+    page, about = (folder.joinpath(name).read_bytes() for name in ("index.html", "docs.html"))
     headers = {"content-security-policy": _POLICY, "x-content-type-options": "nosniff", "cache-control": "no-cache"}
 
     @routes.get("/", include_in_schema=False)
     async def index() -> Response:
         """A page to chat with the model."""
         return Response(page, media_type="text/html", headers=headers)
+
+    @routes.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        """A page that shows every URL and its fields, and tries them."""
+        return Response(about, media_type="text/html", headers=headers)
 
     return routes
