@@ -13,7 +13,7 @@ from mini_vllm.errors import ConfigError
 
 
 def command(
-    what: Annotated[str, typer.Argument(metavar="peers|neighbours|show", show_default=False)],
+    what: Annotated[str, typer.Argument(metavar="peers|neighbours|server|show", show_default=False)],
     record: Annotated[Path | None, typer.Argument(metavar="RECORD", show_default=False)] = None,
     quick: Annotated[
         bool,
@@ -27,7 +27,8 @@ def command(
         typer.Option(
             "--only",
             envvar="MINI_VLLM_ONLY",
-            help="only these works, weights and peers, such as single,q4_1; may be repeated",
+            help="peers: only these works, weights and peers, such as single,q4_1; server: only these parts, of cost, "
+            "memory, health, model; may be repeated",
         ),
     ] = None,
     threads: Annotated[
@@ -41,10 +42,11 @@ def command(
     """Measure our engine against other engines, in turn, and against what this machine allows.
 
     peers: the same weights, prompts and threads for every engine that `make peers` installed. neighbours: beside
-    processes that spin. show RECORD: the table of a record written with --json.
+    processes that spin. server: what HTTP costs beside the engine, and a thread against a process. show RECORD: the
+    table of a record written with --json.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
-    from mini_vllm.bench import compare, report
+    from mini_vllm.bench import compare, figures, report
     from mini_vllm.bench.plan import Selection
     from mini_vllm.kernels.native_threads import default_threads
 
@@ -54,12 +56,22 @@ def command(
         if json_file is not None:
             compare.write_record(found, json_file)
         write(report.render(found))
+    elif what == "server":
+        from mini_vllm.bench import surface
+
+        measured = surface.measure(quick=quick, only=[name for part in only or [] for name in part.split(",")])
+        if json_file is not None:
+            surface.write_record(measured, json_file)
+        write(figures.render(measured))
     elif what == "neighbours":
         write(report.table(compare.neighbours(threads=count, rounds=rounds)))
     elif what == "show" and record is not None:
-        write(report.render(_read(record)))
+        known = _read(record)
+        write(report.render(known) if "ratios" in known else figures.render(known))
     else:
-        raise ConfigError(f"bench is given {what!r}; write `bench peers`, `bench neighbours` or `bench show RECORD`")
+        raise ConfigError(
+            f"bench is given {what!r}; write `bench peers`, `bench neighbours`, `bench server` or `bench show RECORD`"
+        )
 
 
 def _read(path: Path) -> dict[str, object]:
@@ -67,6 +79,6 @@ def _read(path: Path) -> dict[str, object]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
-    if not isinstance(found, dict) or not {"machine", "ratios"} <= set(found):
-        raise ConfigError(f"{path} is no record of `mini-vllm bench peers`: it lacks machine or ratios")
+    if not isinstance(found, dict) or "machine" not in found or not {"ratios", "figures"} & set(found):
+        raise ConfigError(f"{path} is no record of `mini-vllm bench`: it lacks machine, or ratios and figures")
     return found
