@@ -21,6 +21,7 @@ WAIT_REASONS: dict[str, str] = {
     "preemption": "running sequences had just lost blocks, so nobody was admitted",
 }
 MAX_REQUESTS = 20_000
+STEP_ENTRIES = 8  # a step's own figures take as much memory as so many chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +57,11 @@ class StepRecord:
 class Trace:
     """The last steps and requests of a scheduler.
 
-    Bounded by `max_entries`, chunks and waits counted together. One thread writes; any may read `steps()` and
-    `requests()`, which are copies.
+    Bounded by `max_entries`, of about 100 bytes each: chunks, waits, and `STEP_ENTRIES` for each step. One thread
+    writes; any may read `steps()` and `requests()`, which are copies.
     """
 
-    def __init__(self, *, max_entries: int = 500_000) -> None:
+    def __init__(self, *, max_entries: int = 200_000) -> None:
         self._max_entries = max_entries
         self._num_entries = 0
         self._steps: deque[StepRecord] = deque()
@@ -95,4 +96,4 @@ class Trace:
 
 
 def _size(record: StepRecord) -> int:
-    return 1 + len(record.chunks) + len(record.waits)
+    return STEP_ENTRIES + len(record.chunks) + len(record.waits)
