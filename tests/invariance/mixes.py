@@ -67,11 +67,12 @@ class Mix:
         return [request for prompt in self.prompts for request in prompt.requests]
 
 
-def load(checkpoint, scale: Scale, **options) -> LocalExecutor:
+def load(checkpoint, scale: Scale, *, draft=None, **options) -> LocalExecutor:
     """The native executor of a mix, roomy enough for any."""
     settings = {"executor": "native", "num_blocks": 320, "max_num_seqs": 8, "max_num_batched_tokens": 2048, **options}
     config = EngineConfig.from_options(model="mix", max_model_len=scale.rare_length + 256, **settings)
-    return runner.load_executor(config, checkpoint, vocab_size=scale.vocab_size - 3)  # the last ids are padding
+    # The last ids are padding.
+    return runner.load_executor(config, checkpoint, vocab_size=scale.vocab_size - 3, draft=draft)
 
 
 def make_frontend(executor: LocalExecutor) -> Frontend:

@@ -34,8 +34,8 @@ class ModelDrafter:
     """See `runner.drafting.Drafter`.
 
     `program` reads a store of num_blocks + capacity * spare_blocks(most, block_size) blocks, where capacity is the most
-    rows that `rows` ever has. `limits`: most tokens and sequences of its steps. `vocab_size` is the target's: logits of
-    other widths are cut, or filled up with -inf.
+    rows that `rows` ever has. `limits`: most tokens and sequences of its steps. `vocab_sizes`: the target's and its
+    own. Logits are cut or filled up with -inf to the target's; tokens that it does not know are read as token 0.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ModelDrafter:
         num_blocks: int,
         most: int,
         limits: tuple[int, int],
-        vocab_size: int,
+        vocab_sizes: tuple[int, int],
     ) -> None:
         self._program, self._sampler, self._rows = program, sampler, rows
         self._block_size = rows.block_size
@@ -56,7 +56,7 @@ class ModelDrafter:
         self._num_blocks, self._spare = num_blocks, spare_blocks(most, rows.block_size)
         self._max_tokens = max_tokens
         self._max_rows = min(max_rows, program.max_logit_rows)
-        self._vocab_size = vocab_size
+        self._vocab_size, self._own_vocab_size = vocab_sizes
         self._computed: Int32Array = np.zeros(num_blocks, dtype=np.int32)  # tokens of each block
         self._guessed: dict[int, tuple[int, tuple[int, ...]]] = {}  # slot -> where guesses began, and they
 
@@ -160,8 +160,9 @@ class ModelDrafter:
         lines = np.repeat(np.arange(len(rows)), lengths)
         positions = np.arange(len(lines), dtype=np.int32) - np.repeat(query_starts[:-1] - np.array(starts), lengths)
         positions = positions.astype(np.int32)
+        token_ids = np.array([token for each in tokens for token in each], dtype=np.int32)
         inputs = StepInputs(
-            token_ids=np.array([token for each in tokens for token in each], dtype=np.int32),
+            token_ids=np.where(token_ids < self._own_vocab_size, token_ids, 0),
             positions=positions,
             slots=(tables[lines, positions // self._block_size] * self._block_size + positions % self._block_size),
             query_starts=query_starts,

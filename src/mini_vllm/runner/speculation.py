@@ -51,7 +51,8 @@ class DraftModel:
         )
         return ModelDrafter(
             program, sampler, rows,
-            num_blocks=num_blocks, most=most, limits=(max_tokens, max_rows), vocab_size=vocab_size,
+            num_blocks=num_blocks, most=most, limits=(max_tokens, max_rows),
+            vocab_sizes=(vocab_size, self.info.vocab_size),
         )  # fmt: skip
 
 

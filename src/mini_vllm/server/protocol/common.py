@@ -34,6 +34,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True, frozen=True):
     repetition_penalty: float | None = None
     min_tokens: int | None = None  # no end before so many
     ignore_eos: bool | None = None
+    speculation: bool | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None

@@ -27,6 +27,7 @@ _COPIED = (  # fields whose name and meaning are the same on both sides
     "repetition_penalty",
     "min_tokens",
     "ignore_eos",
+    "speculation",
     "stop_token_ids",
     "include_stop_str_in_output",
     "skip_special_tokens",
