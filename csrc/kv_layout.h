@@ -7,7 +7,9 @@
 //
 //   tile(layer, block, head) = [ K^T: ceil(head_dim / P) x block_size x P | V: ceil(block_size / P) x padded_dim x P ]
 //
-// Both parts are padded to whole cache lines.
+// Both parts are padded to whole cache lines. A block has the tiles of all its layers and heads together, [block][layer]
+// [head], so that the blocks in use fill whole pages of memory: with the layers apart, each would hold a large page of its
+// own that is mostly empty.
 #ifndef MINI_VLLM_KV_LAYOUT_H
 #define MINI_VLLM_KV_LAYOUT_H
 
@@ -32,7 +34,7 @@ static inline int64_t value_bytes(const mv_store &s) {
 }
 static inline int64_t tile_bytes(const mv_store &s) { return key_bytes(s) + value_bytes(s); }
 static inline char *tile_of(const mv_store &s, int layer, int64_t block, int head) {
-  return (char *)s.data + ((layer * int64_t(s.num_blocks) + block) * s.num_kv_heads + head) * tile_bytes(s);
+  return (char *)s.data + ((block * s.num_layers + layer) * s.num_kv_heads + head) * tile_bytes(s);
 }
 
 // Of a tile whose blocks have block_size keys: dimension d of K at key offset, column of V at key offset.
