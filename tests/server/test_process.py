@@ -15,6 +15,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from mini_vllm.config import ServerConfig
 from mini_vllm.errors import ConfigError
@@ -141,6 +143,53 @@ def test_srv_19_whole_answers_that_do_not_finish_are_a_503() -> None:
         asker.join(10)
         assert (answers[0].status_code, answers[0].json()["error"]["type"]) == (503, "server_error")
         assert running.wait(5) == 0
+
+
+def read_socket(socket) -> tuple[list[dict], int]:
+    """All that comes over a WebSocket, and the code that it is closed with."""
+    events = []
+    try:
+        while True:
+            events.append(json.loads(socket.recv(timeout=15)))
+    except ConnectionClosed as closed:
+        assert closed.rcvd is not None, "the connection broke"
+        return events, closed.rcvd.code
+
+
+@pytest.mark.parametrize(("timeout", "end"), [(5, "done"), (0.3, "error")])
+def test_srv_19_websockets_get_a_last_event_and_are_closed(timeout: float, end: str) -> None:
+    with process(timeout=timeout) as running:
+        url = url_of(running).replace("http", "ws")
+        with connect(url + "/ws/generate") as socket, connect(url + "/ws/stats") as stats:
+            max_tokens = 60 if end == "done" else 4000
+            for name in ("a", "b"):
+                socket.send(json.dumps({"request_id": name, "prompt": "hm", "max_new_tokens": max_tokens}))
+                while (event := json.loads(socket.recv(timeout=10)))["type"] != "token" or event["request_id"] != name:
+                    pass
+            running.send_signal(signal.SIGTERM)
+            counts, code = read_socket(stats)
+            assert code == 1001 and counts[-1]["active_requests"] == 2
+            socket.send(json.dumps({"request_id": "late", "prompt": "hm"}))
+            events, code = read_socket(socket)
+        assert code == 1001
+        for name in ("a", "b", "late"):
+            own = [event for event in events if event["request_id"] == name]
+            last = "error" if name == "late" else end
+            assert [event["type"] for event in own].count("done") + [e["type"] for e in own].count("error") == 1
+            assert own[-1]["type"] == last
+            assert last == "done" or own[-1]["message"].startswith("the server is shutting down")
+        assert running.wait(8) == 0
+
+
+def test_srv_19_the_second_signal_does_not_wait_for_websockets() -> None:
+    with process(timeout=30) as running, connect(url_of(running).replace("http", "ws") + "/ws/generate") as socket:
+        socket.send(json.dumps({"prompt": "hm", "max_new_tokens": 4000}))
+        while json.loads(socket.recv(timeout=10))["type"] != "token":
+            pass
+        running.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        running.send_signal(signal.SIGINT)
+        assert running.wait(5) == 130
 
 
 def test_srv_19_a_hung_engine_does_not_keep_the_server_from_leaving() -> None:

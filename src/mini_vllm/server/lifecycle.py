@@ -1,8 +1,9 @@
-"""Which generations run, whether new ones may start, and how they end when the server stops.
+"""Which generations run, whether new ones may start, and how they and their sockets end when the server stops.
 
 Must not know HTTP or signals.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -14,10 +15,17 @@ class Lifecycle:
     """Three states, in this order: open, draining (nothing new starts), cut (what runs is ended)."""
 
     def __init__(self, abort: Callable[[str], None]) -> None:
-        self.is_draining = False
+        self.draining = asyncio.Event()
         self.is_cut = False
         self._abort = abort
         self._running: set[str] = set()
+        self._num_sockets = 0
+        self._no_sockets = asyncio.Event()
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether nothing new may start."""
+        return self.draining.is_set()
 
     @property
     def num_running(self) -> int:
@@ -42,12 +50,30 @@ class Lifecycle:
             for request_id in request_ids:
                 self._abort(request_id)
 
+    @contextmanager
+    def socket(self) -> Iterator[None]:
+        """Hold while a WebSocket is open; it is to close itself once `draining` is set and it has said all."""
+        self._num_sockets += 1
+        self._no_sockets.clear()
+        try:
+            yield
+        finally:
+            self._num_sockets -= 1
+            if not self._num_sockets:
+                self._no_sockets.set()
+
+    async def sockets_closed(self) -> None:
+        """Wait until no WebSocket is open."""
+        if self._num_sockets:
+            await self._no_sockets.wait()
+
     def drain(self) -> None:
         """From now on, refuse new generations."""
-        self.is_draining = True
+        self.draining.set()
 
     def cut(self) -> None:
         """End what runs: each generation gets a finish_reason "abort" within a step."""
-        self.is_draining = self.is_cut = True
+        self.draining.set()
+        self.is_cut = True
         for request_id in tuple(self._running):
             self._abort(request_id)

@@ -104,7 +104,9 @@ async def _serve(llm: TextEngine, config: ServerConfig, listener: socket.socket,
         loop.add_signal_handler(number, stopper.stop, number)
     await llm.start()
     app = create_app(llm, config, model_names=model_names)
+    service: Service = app.state.service
     server = _Server(
+        service,
         uvicorn.Config(
             app,
             backlog=BACKLOG,
@@ -118,9 +120,8 @@ async def _serve(llm: TextEngine, config: ServerConfig, listener: socket.socket,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=math.ceil(config.shutdown_timeout + SECONDS_TO_SAY_GOODBYE),
-        )
+        ),
     )
-    service: Service = app.state.service
     stopper.arm(server, service)
     leaving = asyncio.create_task(_leave_when_hung(service.hung))
     try:
@@ -141,7 +142,11 @@ async def _leave_when_hung(hung: asyncio.Event) -> None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, but signals are the stopper's, and it says when it is ready."""
+    """uvicorn's, but signals are the stopper's, it says when it is ready, and WebSockets end in good order."""
+
+    def __init__(self, service: Service, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._service = service
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -153,6 +158,15 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started and sockets:
             print(f"mini-vLLM is ready: {_url(sockets[0], is_tls=self.config.is_ssl)}", flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop accepting, let WebSockets say goodbye, then what uvicorn does: close them all, finish what runs."""
+        for server in self.servers:
+            server.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.config.timeout_graceful_shutdown):
+                await self._service.lifecycle.sockets_closed()
+        await super().shutdown(sockets)
 
 
 class _Stopper:

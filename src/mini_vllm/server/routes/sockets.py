@@ -21,6 +21,7 @@ from mini_vllm.server.translate.generate import GenerateAnswer, generate_params
 logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_STATS = 1.0
+GOING_AWAY = 1001  # why a connection is closed
 MAX_REQUESTS = 64  # running at once on one connection
 GENERATE = BodyReader(GenerateMessage, ignored=SHARED_IGNORED, rejected=SHARED_REJECTED)
 CANCEL = BodyReader(CancelMessage, ignored={}, rejected={})
@@ -34,23 +35,34 @@ def router(service: Service) -> APIRouter:
     async def stats(socket: WebSocket) -> None:
         """What /stats says, now and once a second."""
         await _accept(socket)
-        reader = asyncio.create_task(_until_closed(socket))
-        try:
-            while not reader.done():
-                await socket.send_text(msgspec.json.encode(service.stats.read()).decode())
-                await asyncio.wait({reader}, timeout=SECONDS_BETWEEN_STATS)
-        except WebSocketDisconnect:
-            pass
-        finally:
-            reader.cancel()
+        with service.lifecycle.socket(), suppress(WebSocketDisconnect):
+            await _show_stats(service, socket)
 
     @routes.websocket("/ws/generate")
     async def generate(socket: WebSocket) -> None:
         """Requests in, events of all of them out, until the client closes."""
         await _accept(socket)
-        await _Session(service, socket).run()
+        with service.lifecycle.socket():
+            await _Session(service, socket).run()
 
     return routes
+
+
+async def _show_stats(service: Service, socket: WebSocket) -> None:
+    """Until the client closes, or the server stops: then once more, and goodbye."""
+    reader = asyncio.create_task(_until_closed(socket))
+    stopping = asyncio.create_task(service.lifecycle.draining.wait())
+    try:
+        while not reader.done():
+            is_last = stopping.done()
+            await socket.send_text(msgspec.json.encode(service.stats.read()).decode())
+            if is_last:
+                await socket.close(GOING_AWAY, "the server is shutting down")
+                return
+            await asyncio.wait({reader, stopping}, timeout=SECONDS_BETWEEN_STATS, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        reader.cancel()
+        stopping.cancel()
 
 
 class _Session:
@@ -65,21 +77,37 @@ class _Session:
 
     async def run(self) -> None:
         """Take messages until the connection ends; what runs then is aborted."""
+        reading = asyncio.create_task(self._read())
+        leaving = asyncio.create_task(self._leave())
         try:
+            await asyncio.wait({reading, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                reading.result()
+        finally:
+            self._is_open = False
+            tasks = (reading, leaving, *self._tasks.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self) -> None:
+        with suppress(WebSocketDisconnect):
             while (data := await _receive(self._socket)) is not None:
                 try:
                     self._take(data)
                 except MiniVLLMError as error:
                     await self._send(_error(error, _id_of(data)))
                 await asyncio.sleep(0)  # a request must have begun before the next message can cancel it
-        except WebSocketDisconnect:
-            pass
-        finally:
-            self._is_open = False
-            tasks = tuple(self._tasks.values())
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _leave(self) -> None:
+        """When the server stops: once every request has had its last event, close."""
+        await self._service.lifecycle.draining.wait()
+        while self._tasks:
+            await asyncio.wait(self._tasks.values())
+            await asyncio.sleep(0)  # they leave `_tasks` now
+        with suppress(WebSocketDisconnect):
+            async with self._sending:
+                await self._socket.close(GOING_AWAY, "the server is shutting down")
 
     def _take(self, data: bytes) -> None:
         """Begin or cancel a request."""
