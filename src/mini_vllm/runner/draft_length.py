@@ -8,6 +8,7 @@ rows takes T(n) seconds. Guesses of one sequence make the whole batch of B seque
 Must not know tokens, models or who guesses.
 """
 
+import math
 from dataclasses import dataclass, field
 
 _BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
@@ -57,20 +58,27 @@ def _bucket(num_rows: int) -> int:
 
 @dataclass(slots=True)
 class DraftLength:
-    """The number of guesses of one sequence, which changes only when another number is clearly better."""
+    """The number of guesses of one sequence, which changes only when another number is better beyond doubt.
+
+    `expected`: which share of guesses stands in other sequences; it counts as `_PRIOR` guesses of this one.
+    """
 
     most: int
-    accepted: float = 1.0  # decaying counts; they begin as one guess right and one wrong
-    tried: float = 2.0
+    expected: float = 0.7
     current: int = field(init=False)
+    accepted: float = field(init=False)  # decaying counts of guesses
+    tried: float = field(init=False)
     idle: int = 0  # steps since the last guess
 
-    _DECAY = 0.96  # per guess: about the last 25 count
-    _MARGIN = 0.08  # how much better, in tokens per step, another number must be
-    _PROBE_EVERY = 48  # steps without guesses, after which one is tried again
+    _PRIOR = 4.0
+    _DECAY = 0.985  # per guess: about the last 65 count
+    _DOUBT = 1.4  # standard deviations of the share
+    _MARGIN = 0.05  # tokens per step
+    _PROBE_EVERY = 40  # steps without guesses, after which one is tried again
 
     def __post_init__(self) -> None:
         self.current = min(2, self.most)
+        self.accepted, self.tried = self.expected * self._PRIOR, self._PRIOR
 
     @property
     def probability(self) -> float:
@@ -88,15 +96,9 @@ class DraftLength:
         rows. 0: none pays."""
         token = costs.seconds(num_sequences) / num_sequences
         base = costs.seconds(num_rows)
-
-        def gain(k: int) -> float:
-            """Tokens per step, in the worth of a token, that k guesses bring beyond their cost."""
-            p = min(self.probability, 0.98)
-            return p * (1 - p**k) / (1 - p) - (costs.seconds(num_rows + k) - base + k * costs.guess) / token
-
-        best = max(range(self.most + 1), key=lambda k: (gain(k), -k))
-        if gain(best) > gain(self.current) + self._MARGIN or (self.current and gain(self.current) <= 0):
-            self.current = best if gain(best) > 0 else 0
+        prices = [(costs.seconds(num_rows + k) - base + k * costs.guess) / token for k in range(self.most + 1)]
+        doubt = self._DOUBT * math.sqrt(max(self.probability * (1 - self.probability), 0.02) / self.tried)
+        self.current = self._better(prices, doubt)
         if self.current:
             self.idle = 0
             return self.current
@@ -105,3 +107,19 @@ class DraftLength:
             return 0
         self.idle = 0
         return min(1, self.most)
+
+    def _better(self, prices: list[float], doubt: float) -> int:
+        """The best number for the measured share, unless the present one may be as good."""
+
+        def gains(p: float) -> list[float]:
+            """Tokens per step, less what they cost in tokens, of 0 … most guesses."""
+            p = min(max(p, 0.0), 0.99)
+            return [p * (1 - p**k) / (1 - p) - price for k, price in enumerate(prices)]
+
+        at = gains(self.probability)
+        best = max(range(len(at)), key=lambda k: (at[k], -k))
+        for p in (self.probability - doubt, self.probability + doubt):
+            found = gains(p)
+            if found[best] <= found[self.current] + (self._MARGIN if best else 0.0):
+                return self.current
+        return best

@@ -84,6 +84,7 @@ class Drafting:
         self._clock = clock
         self._sequences: dict[int, _Sequence] = {}
         self._began = 0.0
+        self._share = 0.7  # of guesses that stood, over all sequences; what a new one begins with
 
     def begin_step(self, plan: StepPlan, row_of: Callable[[int], Row | None]) -> None:
         """Before rows change: forget what was released, begin what was admitted."""
@@ -113,7 +114,7 @@ class Drafting:
             output = outputs[index]
             sequence.history.extend(output.token_ids)
             if chunk.num_drafts:
-                sequence.length.observe(chunk.num_drafts, min(len(output.token_ids) - 1, chunk.num_drafts))
+                self._observe_guesses(sequence, chunk.num_drafts, min(len(output.token_ids) - 1, chunk.num_drafts))
             if not output.complete and output.error is None:
                 live.append((index, row, sequence))
         num_rows = num_sequences = len(live)
@@ -149,10 +150,15 @@ class Drafting:
         if num_rows:
             self.costs.observe(num_rows, self._clock() - self._began)
 
+    def _observe_guesses(self, sequence: _Sequence, num_drafts: int, num_accepted: int) -> None:
+        sequence.length.observe(num_drafts, num_accepted)
+        tested = min(num_drafts, num_accepted + 1)
+        self._share += 0.01 * (num_accepted - self._share * tested)
+
     def _begin(self, admission: Admission) -> None:
         if admission.params.speculation:
             history = History(admission.prompt_token_ids, admission.cache_salt)
-            self._sequences[admission.seq_id] = _Sequence(history, DraftLength(self._most))
+            self._sequences[admission.seq_id] = _Sequence(history, DraftLength(self._most, self._share))
 
     def _end(self, seq_id: int, row: Row | None) -> None:
         sequence = self._sequences.pop(seq_id, None)
