@@ -30,6 +30,7 @@ SLOW_MODULES = {
     "server/test_engine_process.py",
     "server/test_errors.py",
     "server/test_load.py",
+    "server/test_loop.py",
     "server/test_metrics.py",
     "server/test_process.py",
     "server/test_sockets.py",

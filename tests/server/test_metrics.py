@@ -62,6 +62,7 @@ def test_srv_18_counters_reconcile_after_a_mixed_run() -> None:
             if number % 5 == 0:
                 body = {"prompt": f"endless {number}", "max_tokens": 30, "n": 1 + number % 2}
             if number % 10 == 3:
+                body = {"prompt": f"endless {number}", "max_tokens": 100}
                 try:
                     with httpx.stream("POST", rig.url + "/v1/completions", json={**body, "stream": True}) as response:
                         next(response.iter_raw())
@@ -76,7 +77,7 @@ def test_srv_18_counters_reconcile_after_a_mixed_run() -> None:
         found, page = scrape(rig), answer(rig.http.get("/metrics"))
         finished = {reason: value for (reason,), value in found["requests_finished_total"].items()}
         assert found["requests_accepted_total"][()] == sum(finished.values())
-        assert all(finished[reason] for reason in ("stop", "length")) and finished["error"] == 0
+        assert all(finished[reason] for reason in ("stop", "length", "abort")) and finished["error"] == 0
         assert found["requests_rejected_total"][()] >= made.count(429) > 0
         assert found["preemptions_total"][()] > 0
         first, between = (found[f"{n}_seconds_count"][()] for n in ("time_to_first_token", "inter_token_latency"))
