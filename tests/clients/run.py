@@ -22,7 +22,10 @@ CACHE = Path(os.environ.get("MINI_VLLM_CLIENTS", Path.home() / ".cache" / "mini-
 MODEL, KEY = "smollm2-135m", "secret"
 CONTEXT = {"schemathesis": "96"}  # tokens; other clients get more. Junk requests may ask for all of it
 SECONDS = 240  # for one client
-CLIENTS = ("openai", "node", "anthropic", "langchain-openai", "litellm", "instructor", "pydantic-ai", "llm", "lm-eval")
+CLIENTS = (
+    *("openai", "node", "anthropic", "langchain-openai", "litellm", "instructor", "pydantic-ai", "llm", "lm-eval"),
+    "openapi-python-client",
+)
 SERVE = "import sys; from mini_vllm.cli import main; sys.exit(main())"
 
 

@@ -102,6 +102,7 @@ def install(app: FastAPI) -> None:
         if app.openapi_schema is None:
             page = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
             _, schemas = msgspec.json.schema_components(_TYPES, ref_template=_REFERENCE)
+            _complete(schemas)
             page["components"] = {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}}
             page["security"] = [{}, {"key": []}]  # a key, if the server has any
             for operations in page["paths"].values():
@@ -111,6 +112,14 @@ def install(app: FastAPI) -> None:
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _complete(node: Any) -> None:
+    """Say of lists of anything that they are: generators of clients want to read it."""
+    for inner in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        _complete(inner)
+    if isinstance(node, dict) and node.get("type") == "array" and "prefixItems" not in node:
+        node.setdefault("items", {})
 
 
 def _schema(kind: type) -> dict[str, str]:
