@@ -27,7 +27,8 @@ from mini_vllm.errors import (
     MiniVLLMError,
     ModelNotFoundError,
 )
-from mini_vllm.types import SamplingParams, StructuredOutputsParams, TokenDelta
+from mini_vllm.scheduling.export import from_jsonl
+from mini_vllm.types import SamplingParams, StructuredOutputsParams
 
 TESTS = Path(__file__).parent.parent
 
@@ -101,6 +102,18 @@ def test_it_says_the_same_as_a_thread_and_counts_the_same():
         thread.shutdown()
     assert results[0] == results[1]
     assert results[0][2] == (5, 5, 20 + 27 + 5)
+
+
+def test_its_trace_can_be_read_from_here():
+    async def use(llm):
+        await text_of(llm)
+        requests, steps = from_jsonl(llm.read_trace().splitlines())
+        assert [request.num_prompt for request in requests] == [2] and len(steps) >= 20
+        os.kill(llm.client.process.pid, signal.SIGKILL)
+        await eventually(lambda: not llm.is_alive)
+        assert llm.read_trace() == ""
+
+    with_llm(use)
 
 
 def test_what_refuses_a_request_is_the_same_error_here():
@@ -354,46 +367,3 @@ def test_forms_that_do_not_exist_are_refused():
 def test_waits_between_starts_grow_and_end():
     backoff = Backoff(first=0.5, factor=2, most=30)
     assert [backoff.delay(n) for n in (1, 2, 3, 7, 1000)] == [0.5, 1, 2, 30, 30]
-
-
-def test_errors_travel_by_name_and_nothing_else_does():
-    for error in (
-        ContextLengthError("too long", param="prompt"),
-        InvalidParameterError("n is 0", param="n", code="c"),
-        EngineBusyError("full"),
-    ):
-        again = wire.as_error(wire.as_fault(error))
-        assert type(again) is type(error) and str(again) == str(error)
-        assert (getattr(again, "param", None), getattr(again, "code", None)) == (
-            getattr(error, "param", None),
-            getattr(error, "code", None),
-        )
-    assert str(wire.as_error(wire.as_fault(KeyError("x")))) == "KeyError: 'x'"
-    for name in ("sys", "INSTALL_TORCH", "Exception", "nothing"):
-        assert type(wire.as_error(wire.Fault(name, "words"))) is MiniVLLMError
-
-
-def test_deltas_keep_every_field_on_their_way():
-    import socket
-
-    from mini_vllm.types import EngineStats, RequestMetrics, TokenLogprobs
-
-    score = TokenLogprobs(7, float("-inf"), 3, ((1, -0.5), (2, -1.5)))
-    delta = TokenDelta(
-        request_id="a/0#1",
-        token_ids=(1, 2),
-        logprobs=(score,),
-        prompt_logprobs=(score, score),
-        finish_reason="stop",
-        stop_token_id=2,
-        metrics=RequestMetrics(arrival=1.5, started=2.0),
-    )
-    ours, theirs = socket.socketpair()
-    here, there = wire.Link(ours, wire.Report), wire.Link(theirs, wire.Report)
-    step = wire.Step(EngineStats(steps=3), (delta,), (("a", "b"),), (wire.Refusal(("c",), wire.Fault("X", "y")),))
-    there.send(step)
-    assert here.receive() == step
-    there.shut()
-    assert here.receive() is None
-    here.close()
-    there.close()
