@@ -9,7 +9,7 @@ from mini_vllm.bench.figures import Figure, render, table
 from mini_vllm.bench.http_client import Connection, RequestFailed
 from mini_vllm.bench.served import Served, Setup
 from mini_vllm.bench.surface import Effort, Surface, write_record
-from mini_vllm.bench.surface_loads import COMPLETIONS, STREAM, percentile
+from mini_vllm.bench.surface_loads import COMPLETIONS, STREAM, percentile, stream_chats
 from mini_vllm.errors import ConfigError, MiniVLLMError
 from mini_vllm.testing.instant import InstantExecutor
 from mini_vllm.types import Chunk, Outputs, StepPlan
@@ -75,6 +75,13 @@ def test_a_server_says_what_it_has_used(served):
     assert 0 < after.cpu_seconds - before.cpu_seconds < 10
     assert 20e6 < after.memory_bytes < 2e9
     assert served.tree_seconds() is None or served.tree_seconds() > 0
+
+
+def test_256_streams_at_once_are_all_complete():
+    with Served(Setup(options={"max_num_seqs": 64, "max_waiting": 300})) as server:
+        cost = asyncio.run(stream_chats(server, 256, 30))
+    assert cost.num_tokens == 256 * 30 and cost.num_events <= 256 * 32
+    assert 0 < cost.micros_per_token < 1e5 and cost.seconds > 0
 
 
 def test_a_server_that_does_not_start_says_why():

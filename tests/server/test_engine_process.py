@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -69,9 +70,9 @@ def wait_until_gone(pid: int) -> None:
 
 
 @contextmanager
-def served(model: Path, *options: str) -> Iterator[Server]:
+def served(model: Path, *options: str, form: str = "process") -> Iterator[Server]:
     """A server on a free port."""
-    arguments = ["serve", str(model), "--port", "0", "--engine-form", "process", "--max-model-len", "2048"]
+    arguments = ["serve", str(model), "--port", "0", "--engine-form", form, "--max-model-len", "2048"]
     process = subprocess.Popen(
         [*PROGRAM, *arguments, "--num-blocks", "512", "--threads", "1", "--shutdown-timeout", "0.5", *options],
         stdout=subprocess.PIPE,
@@ -124,6 +125,52 @@ def the_one_error(reader: Reader) -> str:
     errors = [line for line in reader.lines if '"error"' in line]
     assert errors == reader.lines[-1:]
     return json.loads(errors[0].removeprefix("data: "))["error"]["message"]
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
+ASKED: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": ["one, two,", "Once"], "max_tokens": 9, "n": 2, "seed": 5, "logprobs": 3}),
+    ("/v1/completions", {"prompt": "Water boils at", "max_tokens": 0, "echo": True, "logprobs": 2}),
+    (
+        "/v1/completions",
+        {"prompt": "1, 2, 3,", "max_tokens": 40, "temperature": 0, "stop": "6", "logit_bias": {"30": -9}},
+    ),
+    (
+        "/v1/chat/completions",
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
+    ),
+    ("/v1/chat/completions", {"tools": [TOOL], "tool_choice": "required", "max_tokens": 60}),
+    ("/v1/embeddings", {"input": ["a", "b c"]}),
+    ("/v1/completions", {"prompt": "a " * 3000, "max_tokens": 1}),
+    ("/v1/completions", {"prompt": "a", "structured_outputs": {"regex": "(("}}),
+    ("/tokenize", {"prompt": "a b"}),
+]
+OF_THE_MOMENT = {"id", "created", "mini_vllm", "cached_tokens"}
+
+
+def lasting(value: Any) -> Any:
+    """An answer without what differs from time to time."""
+    if isinstance(value, dict):
+        return {key: lasting(each) for key, each in value.items() if key not in OF_THE_MOMENT}
+    return [lasting(each) for each in value] if isinstance(value, list) else value
+
+
+def test_it_answers_as_a_thread_does(default_model: Path) -> None:
+    said = []
+    for form in ("thread", "process"):
+        with served(default_model, form=form) as server:
+            answers = []
+            for path, body in ASKED:
+                messages = {"messages": [{"role": "user", "content": "Say a number."}], "temperature": 0}
+                response = server.http.post(path, json={**messages, **body} if "chat" in path else body)
+                answers.append((response.status_code, lasting(response.json())))
+            said.append(answers)
+            model = server.http.get("/v1/models").json()["data"][0]
+            said[-1].append((200, lasting(model)))
+            assert server.http.get("/trace").text.count('"kind": "request"') >= 8
+    assert said[0] == said[1]
+    assert [status for status, _ in said[0]] == [200, 200, 200, 200, 200, 200, 400, 400, 200, 200]
 
 
 def test_srv_10_a_killed_engine_is_said_once_to_each_and_replaced(default_model: Path) -> None:
