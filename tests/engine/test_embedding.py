@@ -95,3 +95,13 @@ def test_a_failed_step_ends_an_embedding_with_an_error():
     engine.core.executor.run = lambda plan: 1 / 0
     with pytest.raises(EngineStepError, match="division"), LLM.from_engine(engine) as llm:
         llm.embed("a")
+
+
+def test_an_engine_in_a_process_of_its_own_gives_the_same(default_model, llm):
+    async def ask():
+        async with AsyncLLM(default_model, engine_form="process", max_model_len=512, num_blocks=128) as apart:
+            with pytest.raises(InvalidParameterError, match="between 1 and 576"):
+                await apart.embed("a", dimensions=577)
+            return [(await apart.embed(text, pooling="last")).vector for text in TEXTS]
+
+    assert asyncio.run(ask()) == vectors(llm, TEXTS, pooling="last")
