@@ -84,7 +84,7 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Step(Message, frozen=True):
-    """From the engine, at most once a step: all that is new, embeddings and scores included."""
+    """From the engine, once a step and once for what was submitted before it: all that is new, vectors included."""
 
     stats: EngineStats
     deltas: tuple[TokenDelta, ...] = ()
