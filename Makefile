@@ -27,8 +27,9 @@ test-native: ## run the C++ tests of the native library: plainly, sanitized, on 
 test-clients: $(VENV)/.installed-test ## real clients (OpenAI's, LangChain, lm-eval …), each in its own environment, against a running server
 	@$(BIN)/python tests/clients/run.py $(CLIENTS)
 
-test-all: test test-native test-clients ## all of them, and a short run beside two other engines where `mini-vllm bench` offers one
-	@if $(BIN)/mini-vllm bench --help 2>/dev/null | grep -q -- --smoke; then $(BIN)/mini-vllm bench peers --smoke; fi
+test-all: test test-native test-clients ## all of them, and a short run beside two other engines (installs a prebuilt llama.cpp in ~/.cache)
+	@PYTHON=$(abspath $(BIN)/python) tools/peers.sh llama-server
+	@$(BIN)/mini-vllm bench peers --smoke
 
 test-fast: $(VENV)/.installed-test ## the quick part of the test suite, under a minute
 	@$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(TEST_ARGS)

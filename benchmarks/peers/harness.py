@@ -46,7 +46,9 @@ def serve(make_engine):
 
 
 def respond(engine, request):
-    """One request: {"work": …} or {"prompts": …, "new_tokens": …, "temperature": …, "top_p": …}."""
+    """One request: {"work": …}, {"op_seconds": true}, or {"prompts": …, "new_tokens", "temperature", "top_p"}."""
+    if "op_seconds" in request:
+        return {"op_seconds": engine.op_seconds()}
     if "work" in request:
         return {"rate": engine.measure(request["work"])}
     prompts, wanted = request["prompts"], request["new_tokens"]

@@ -16,6 +16,9 @@ class Ours:
             **settings["options"],
         )
 
+    def op_seconds(self):
+        return self.llm.engine.core.executor.op_seconds()
+
     def generate(self, prompts, new_tokens, temperature, top_p):
         params = SamplingParams(
             temperature=temperature,

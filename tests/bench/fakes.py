@@ -48,6 +48,10 @@ class ScriptedSubject:
     def seconds(self, work: Work, *, seed: int, new_tokens: int | None = None) -> float:
         return self.cost
 
+    def op_seconds(self) -> dict[str, float]:
+        self.count += 1
+        return {"attend": 1e-3 * self.count}
+
     def __enter__(self) -> "ScriptedSubject":
         return self
 

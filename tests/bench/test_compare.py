@@ -151,3 +151,28 @@ def test_without_limits_there_are_no_shares(place, monkeypatch):
     assert record["machine"]["limits"] == "not measured"
     assert record["ratios"][0]["limit_share"] is None
     assert compared("history_2000")[0]["ratios"][0]["error"] == "the machine's limits are not known"
+
+
+def test_a_smoke_run_needs_two_engines_and_no_built_one(place, monkeypatch):
+    install(place, "llama-server", "transformers")
+    (place / "build" / "llama" / "bin").mkdir(parents=True)
+    (place / "build" / "llama" / "bin" / "llama-batched-bench").touch()  # built for this machine, and not wanted
+    monkeypatch.setattr(compare, "folder_form", lambda form, folder: folder / form)
+    monkeypatch.setattr(compare.machine_limits, "measure", None)
+    clock, diary = ScriptedClock(), []
+    start = lambda launch: ScriptedSubject(launch.label, [100.0] * 9, clock, diary)  # noqa: E731
+    record = Comparison(selection=Selection(), smoke=True, threads=2, clock=clock, start=start).run()
+    assert record["machine"]["mode"] == "smoke"
+    assert [(row["work"], row["peer"], row["ratio"], row["pairs"]) for row in record["ratios"]] == [
+        ("single", "llama.cpp", 1.0, 1), ("single", "transformers", 1.0, 1),
+        ("batch8", "llama.cpp", 1.0, 1), ("batch8", "transformers", 1.0, 1),
+    ]  # fmt: skip
+    assert {name for name in diary if name.startswith("close")} == {
+        "close mini-vllm q4_1", "close llama.cpp q4_1 (server)", "close transformers f32",
+    }  # fmt: skip
+
+
+def test_ours_in_other_dress_differs_by_a_variable(place):
+    plain, empty = compare.plain_split("q4_1", 2), compare.without_kernels("bf16", 2)
+    assert plain.environment["MINI_VLLM_SPLIT"] == "static" and empty.environment["MINI_VLLM_ISA"] == "none"
+    assert (plain.label, empty.label) == ("mini-vllm q4_1", "mini-vllm bf16")

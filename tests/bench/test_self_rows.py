@@ -7,6 +7,7 @@ from mini_vllm.bench import self_rows
 from mini_vllm.bench.limits import Limits
 from mini_vllm.bench.process_rows import first_output, peak_bytes
 from mini_vllm.bench.subject import SubjectError
+from mini_vllm.bench.targets import verdict
 
 LIMITS = Limits(((1.0, 9e9), (1e9, 1e9)), {"f32": 1.0, "bf16": 1.0, "int8": 1.0})
 
@@ -20,22 +21,54 @@ def test_sampling_is_a_share_of_the_greedy_rate():
     assert (row.work, row.peer, row.ratio, row.spread) == ("sampled32", "self", pytest.approx(0.93), (0.9, 0.96))
 
 
-class Stepping:
-    """Steps take 1 ms plus 2 ns a token of history and stream; the first token takes a second."""
+class Timed:
+    """Attention takes 7 ms in the first step and 2 ns a token of history and stream in each later one."""
+
+    def __init__(self):
+        self.times = {}
 
     def seconds(self, work, *, seed, new_tokens=None):
-        steps = (work.new_tokens if new_tokens is None else new_tokens) - 1
-        return 1.0 + steps * (1e-3 + 2e-9 * work.batch * work.prompt_len)
+        later = (new_tokens - 1) * 2e-9 * work.batch * work.prompt_len
+        for name, value in {"linear": 1.0, "attend": 5e-3 + later / 2, "attend_combine": 2e-3 + later / 2}.items():
+            self.times[name] = self.times.get(name, 0.0) + value
+        return 9.0
+
+    def op_seconds(self):
+        found, self.times = self.times, {}
+        return found
 
 
-def test_attention_is_what_a_long_history_adds_to_a_step():
-    rows = list(self_rows.history_rows(Stepping(), LIMITS, rounds=3))
+def test_attention_is_its_own_time_in_steps_after_the_first():
+    rows = list(self_rows.history_rows(Timed(), LIMITS, rounds=3))
     assert [row.detail for row in rows] == ["batch 1", "batch 16"]
     for row, batch in zip(rows, (1, 16)):
-        assert row.ours == pytest.approx(1e3 * 2e-9 * batch * 1984, rel=1e-6)
+        assert row.ours == pytest.approx(1e3 * 2e-9 * batch * 2000, rel=1e-6)
         # 23,040 bytes a token at 1e9 bytes per second
-        assert row.theirs == pytest.approx(1e3 * 23_040 * batch * 1984 / 1e9)
-        assert row.ratio == pytest.approx(23_040e-9 / 2e-9)
+        assert row.theirs == pytest.approx(1e3 * 23_040 * batch * 2008.5 / 1e9)
+        assert row.ratio == pytest.approx(23_040e-9 * 2008.5 / (2e-9 * 2000))
+
+
+def test_a_plain_split_meets_the_same_prompts():
+    diary = []
+    ours, plain = subject([99, 98, 10, 10], diary), subject([100, 100, 10, 20], diary)
+    plain.label = "plain"
+    rows = list(self_rows.plain_split_rows(ours, plain, rounds=2))
+    assert diary == ["warm ours", "warm plain", "ours", "plain", "ours", "plain"] * 2
+    assert ours.seeds == plain.seeds
+    assert [row.detail for row in rows] == [
+        "32 streams, quiet, against a plain static split", "1 stream, quiet, against a plain static split",
+    ]  # fmt: skip
+    assert [row.ratio for row in rows] == pytest.approx([0.985, 0.75])
+    assert [verdict(row) for row in rows] == ["floor 0.97", "missed 0.97"]
+
+
+def test_overhead_is_a_share_of_a_step():
+    whole, empty = subject([500, 500]), subject([10_000, 5_000])
+    row = self_rows.overhead_row(whole, empty, "q4_1", rounds=2)
+    assert (row.work, row.unit, row.detail) == ("overhead", "ms", "a step without kernels, against 12% of a whole one")
+    assert (row.ours, row.theirs) == pytest.approx((0.15, 0.24))
+    assert row.spread == pytest.approx((1.2, 2.4)) and verdict(row) == "target 1.00"
+    assert self_rows.overhead_row(subject([200]), subject([5_000]), "bf16", rounds=1).theirs == pytest.approx(0.25)
 
 
 def test_neighbours_are_quiet_and_busy_in_turn(monkeypatch):

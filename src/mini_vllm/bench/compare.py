@@ -17,11 +17,11 @@ from mini_vllm import weights
 from mini_vllm.bench import limits as machine_limits
 from mini_vllm.bench import machine, process_rows, self_rows
 from mini_vllm.bench.drive import Contest, Drive, Pace
-from mini_vllm.bench.forms import tinyllama_form
+from mini_vllm.bench.forms import folder_form, tinyllama_form
 from mini_vllm.bench.limits import Limits
-from mini_vllm.bench.peers import ours, peer_launch
+from mini_vllm.bench.peers import ours, peer_launch, with_variables
 from mini_vllm.bench.places import models_folder, peers_base
-from mini_vllm.bench.plan import STAGES, Meeting, Selection, Stage, select
+from mini_vllm.bench.plan import SMOKE_STAGES, STAGES, Meeting, Selection, Stage, select
 from mini_vllm.bench.roofline import SMOLLM2, TINYLLAMA, Weights, limit
 from mini_vllm.bench.rows import Row, failed, hardest
 from mini_vllm.bench.subject import Launch, Sample, Subject, SubjectError
@@ -35,6 +35,8 @@ QUICK_MINUTES = 22.0  # then nothing new begins
 NICENESS = -5
 QUICK = Pace(least=1, most=3, seconds=4.0)
 FULL = Pace(least=3, most=9, seconds=60.0, insists=True)
+SMOKE = Pace(least=1, most=1, seconds=0.0)
+SELF_WORKS = ("sampled32", "history_2000", "overhead", "neighbours")
 
 # Which form of ours a row's weights stand for, and how that form's numbers are stored.
 OUR_FORMS = {"4bit": "q4_1", "8bit": "q8_0"}
@@ -49,10 +51,14 @@ STORED = {
 
 @dataclass(slots=True, kw_only=True)
 class Comparison:
-    """One run. `clock` gives seconds; `start` makes a `Subject` of a `Launch`."""
+    """One run. `clock` gives seconds; `start` makes a `Subject` of a `Launch`.
+
+    smoke: one pair of two works with two engines that need no building, and nothing else.
+    """
 
     selection: Selection
     quick: bool = False
+    smoke: bool = False
     threads: int = 1
     clock: Callable[[], float] = time.monotonic
     start: Callable[[Launch], Subject] = Subject
@@ -66,18 +72,21 @@ class Comparison:
         niceness = _raise_priority()
         deadline = begin + QUICK_MINUTES * 60 if self.quick else float("inf")
         pace = replace(QUICK if self.quick else FULL, deadline=deadline)
-        self._measure_limits()
         rows: list[Row] = []
         try:
-            rows.extend(row for row in self._rows(pace) if self.selection.takes(row.work, row.weights, row.peer))
-            self._measure_limits()
+            if self.smoke:
+                rows.extend(self._smoke_rows())
+            else:
+                self._measure_limits()
+                rows.extend(row for row in self._rows(pace) if self.selection.takes(row.work, row.weights, row.peer))
+                self._measure_limits()
         except KeyboardInterrupt:  # what is there is worth showing
             logger.warning("interrupted after %d rows", len(rows))
         described = {
             **machine.describe(),
             "threads": self.threads,
             "niceness": niceness,
-            "mode": "quick" if self.quick else "full",
+            "mode": "smoke" if self.smoke else "quick" if self.quick else "full",
             "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
             "minutes": round((self.clock() - begin) / 60, 1),
             "engines": dict(sorted(self.versions.items())),
@@ -97,6 +106,11 @@ class Comparison:
             yield from self._tinyllama(pace)
         for stage in select(STAGES, self.selection):
             yield from self._stage(stage, pace)
+
+    def _smoke_rows(self) -> Iterator[Row]:
+        folder_form("f32", models_folder())
+        for stage in select(SMOKE_STAGES, self.selection):
+            yield from self._stage(stage, SMOKE)
 
     def _stage(self, stage: Stage, pace: Pace) -> Iterator[Row]:
         logger.info("%s", stage.name)
@@ -122,9 +136,7 @@ class Comparison:
         return failed(row, row.error, ours=[Sample(rate) for rate in known if rate is not None])
 
     def _self_rows(self, rounds: int) -> Iterator[Row]:
-        wanted = [
-            name for name in ("sampled32", "history_2000", "neighbours") if self.selection.takes(name, "q4_1", "self")
-        ]
+        wanted = [name for name in SELF_WORKS if self.selection.takes(name, "q4_1", "self")]
         if not wanted:
             return
         try:
@@ -140,13 +152,28 @@ class Comparison:
             if name == "sampled32":
                 yield self_rows.sampled_row(subject, rounds=max(2, rounds))
             elif name == "neighbours":
-                yield from self_rows.neighbour_rows(subject, rounds=2 if self.quick else 10)
+                number = 2 if self.quick else 10
+                yield from self_rows.neighbour_rows(subject, rounds=number)
+                with self._open_one(plain_split("q4_1", self.threads)) as plain:
+                    yield from self_rows.plain_split_rows(subject, plain, rounds=number)
+            elif name == "overhead":
+                yield from self._overhead(subject, max(2, rounds))
             elif self.limits is None:
                 yield failed(Row(work=name, weights="q4_1", peer="self"), "the machine's limits are not known")
             else:
                 yield from self_rows.history_rows(subject, self.limits, rounds=max(2, rounds))
         except SubjectError as error:
             yield failed(Row(work=name, weights="q4_1", peer="self"), str(error))
+
+    def _overhead(self, subject: Subject, rounds: int) -> Iterator[Row]:
+        with self._open_one(without_kernels("q4_1", self.threads)) as empty:
+            yield self_rows.overhead_row(subject, empty, "q4_1", rounds=rounds)
+        if self.selection.takes("overhead", "bf16", "self"):
+            with (
+                self._open_one(ours("bf16", threads=self.threads)) as larger,
+                self._open_one(without_kernels("bf16", self.threads)) as empty,
+            ):
+                yield self_rows.overhead_row(larger, empty, "bf16", rounds=rounds)
 
     def _tinyllama(self, pace: Pace) -> Iterator[Row]:
         row = Row(work="tinyllama", weights="q4_0", peer="llama.cpp", detail="random weights")
@@ -183,7 +210,8 @@ class Comparison:
         if self.clock() >= pace.deadline:
             return "left out: the time for the whole run was up"
         try:
-            return stack.enter_context(self._open_one(peer_launch(meeting.peer, meeting.form, threads=self.threads)))
+            launch = peer_launch(meeting.peer, meeting.form, threads=self.threads, prebuilt=self.smoke)
+            return stack.enter_context(self._open_one(launch))
         except SubjectError as error:
             logger.warning("%s", error)
             return str(error)
@@ -233,10 +261,21 @@ def _contests(
     return contests, lost
 
 
+def plain_split(form: str, threads: int) -> Launch:
+    """Ours with threads that do fixed shares of every op and wait for each other."""
+    return with_variables(ours(form, threads=threads), {"MINI_VLLM_SPLIT": "static"})
+
+
+def without_kernels(form: str, threads: int) -> Launch:
+    """Ours with kernels that return at once: what is left of a step is all else."""
+    return with_variables(ours(form, threads=threads), {"MINI_VLLM_ISA": "none"})
+
+
 def neighbours(*, threads: int, rounds: int, start: Callable[[Launch], Subject] = Subject) -> list[Row]:
-    """Only the rows beside busy processes."""
-    with start(ours("q4_1", threads=threads)) as subject:
-        return list(self_rows.neighbour_rows(subject, rounds=rounds))
+    """Only the rows beside busy processes, and those against a plain split."""
+    with start(ours("q4_1", threads=threads)) as subject, start(plain_split("q4_1", threads)) as plain:
+        beside = self_rows.neighbour_rows(subject, rounds=rounds)
+        return [*beside, *self_rows.plain_split_rows(subject, plain, rounds=rounds)]
 
 
 def write_record(record: dict[str, Any], path: Path) -> None:

@@ -60,12 +60,15 @@ def ours(
     return _launch(f"mini-vllm {form}", sys.executable, "ours.py", settings)
 
 
-def peer_launch(name: str, form: str, *, threads: int, model: Path | None = None) -> Launch:
-    """How to start a peer; `SubjectError` if it is not installed or lacks its form of the model."""
+def peer_launch(name: str, form: str, *, threads: int, model: Path | None = None, prebuilt: bool = False) -> Launch:
+    """How to start a peer; `SubjectError` if it is not installed or lacks its form of the model.
+
+    prebuilt: llama.cpp as a package index has it, even where it was built for this machine.
+    """
     peer = PEERS[name]
     label = f"{name} {form}"
     if name == "llama.cpp":
-        return _llama(form, threads, model)
+        return _llama(form, threads, model, None if prebuilt else llama_bin())
     python = _interpreter(peer)
     path = model or models_folder() / peer.forms[form]
     if not path.exists():
@@ -74,7 +77,7 @@ def peer_launch(name: str, form: str, *, threads: int, model: Path | None = None
     if name != "vllm":
         return launch
     preload = preloads(Path(python).parents[1])
-    return _with_variables(launch, {"LD_PRELOAD": ":".join(map(str, preload))} if preload else {})
+    return with_variables(launch, {"LD_PRELOAD": ":".join(map(str, preload))} if preload else {})
 
 
 def llama_bin() -> Path:
@@ -90,12 +93,11 @@ def preloads(environment: Path) -> list[Path]:
     return candidates
 
 
-def _llama(form: str, threads: int, model: Path | None) -> Launch:
+def _llama(form: str, threads: int, model: Path | None, folder: Path | None) -> Launch:
     """Its own benchmark programs where they were built, else the prebuilt server."""
     path = model or gguf_form(form, models_folder())
     settings = _settings(path, form, threads)
-    folder = llama_bin()
-    if (folder / "llama-batched-bench").is_file():
+    if folder is not None and (folder / "llama-batched-bench").is_file():
         version = folder.parent / "version.txt"
         extra = {"bin": str(folder), "version": version.read_text().strip() if version.is_file() else "unknown"}
         return _launch(f"llama.cpp {form}", sys.executable, "llamacpp.py", settings | extra)
@@ -136,5 +138,5 @@ def _launch(label: str, python: str, script: str, settings: Mapping[str, Any], s
     )
 
 
-def _with_variables(launch: Launch, variables: Mapping[str, str]) -> Launch:
+def with_variables(launch: Launch, variables: Mapping[str, str]) -> Launch:
     return replace(launch, environment={**launch.environment, **variables})

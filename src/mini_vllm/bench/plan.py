@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mini_vllm.bench.rows import PEERS, WEIGHTS, WORKS
-from mini_vllm.bench.workloads import SINGLE, THROUGHPUT, Work
+from mini_vllm.bench.workloads import BATCH8, SINGLE, THROUGHPUT, Work
 from mini_vllm.errors import ConfigError
 
 
@@ -71,6 +71,18 @@ STAGES = (
             Meeting("openvino", "f32", (("f32", "f32"),)),
             Meeting("vllm", "f32", (("f32", "f32"),)),
             Meeting("transformers", "f32", (("q4_1", "q4_1"), ("f32", "f32"))),
+        ),
+    ),
+)
+
+
+# Two engines that a package index has ready to run: a few minutes, to see that all of it works.
+SMOKE_STAGES = (
+    Stage(
+        "smoke",
+        (
+            Meeting("llama.cpp", "q4_1", (("q4_1", "q4_1"),), (SINGLE, BATCH8)),
+            Meeting("transformers", "f32", (("q4_1", "q4_1"),), (SINGLE, BATCH8)),
         ),
     ),
 )

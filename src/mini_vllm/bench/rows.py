@@ -15,7 +15,7 @@ DISTURBED = 0.25
 
 WORKS = (
     "single", "batch8", "batch32", "prefill_512", "prefill_2048", "sampled32", "history_2000", "start", "memory",
-    "tinyllama", "neighbours",
+    "tinyllama", "neighbours", "overhead",
 )  # fmt: skip
 WEIGHTS = ("q4_1", "q4_0", "4bit", "q8_0", "8bit", "bf16", "f16", "f32")
 PEERS = ("llama.cpp", "openvino", "onnxruntime", "ctranslate2", "vllm", "transformers", "self")

@@ -1,5 +1,5 @@
-"""Rows in which our engine meets itself or the machine: sampling against greedy, attention against bandwidth, and
-how much of the quiet rate is left beside processes that spin.
+"""Rows in which our engine meets itself or the machine: sampling against greedy, attention against bandwidth, a
+step without kernels against a whole one, and the rate beside processes that spin against the quiet one.
 
 Must not know other engines.
 """
@@ -15,11 +15,12 @@ from mini_vllm.bench.machine import LoadMeter
 from mini_vllm.bench.roofline import SMOLLM2, Shape
 from mini_vllm.bench.rows import Pair, Row, row_of_pairs
 from mini_vllm.bench.subject import Sample, Subject
-from mini_vllm.bench.workloads import BATCH32, SAMPLED32, Work
+from mini_vllm.bench.workloads import BATCH32, SAMPLED32, SINGLE, Work
 
-HISTORY, SHORT_HISTORY, HISTORY_TOKENS = 2000, 16, 17
+HISTORY, HISTORY_TOKENS = 2000, 17
 HISTORY_BATCHES = (1, 16)
 SPINNERS = (1, 3)
+OVERHEAD_SHARES = {"q4_1": 0.12, "bf16": 0.05}
 STREAMS = {
     1: Work("neighbours", "decode", 1, 128, 128),
     32: Work("neighbours", "output", 32, 64, 64),
@@ -39,40 +40,68 @@ def sampled_row(subject: Subject, *, rounds: int) -> Row:
 
 
 def history_rows(subject: Subject, limits: Limits, *, rounds: int) -> Iterator[Row]:
-    """Attention's time in a step of 2,000 tokens of history, against reading its K and V once at memory bandwidth.
-
-    A step's time with a long history less that with a short one: everything but attention is the same in both.
-    """
+    """Attention's own time inside whole steps over 2,000 tokens of history, against reading their K and V once from
+    memory: the bytes as stored over the bandwidth of the largest buffer."""
     for batch in HISTORY_BATCHES:
+        work = Work("history_2000", "decode", batch, HISTORY, HISTORY_TOKENS)
+        subject.seconds(work, seed=300, new_tokens=1)  # from now on prefix caching knows the prompts
+        subject.op_seconds()
+        ideal = history_bytes(SMOLLM2, batch) / limits.memory_bandwidth
         pairs = []
-        for history, seed in ((HISTORY, 300), (SHORT_HISTORY, 400)):  # from now on prefix caching knows the prompts
-            subject.seconds(_history_work(batch, history), seed=seed, new_tokens=1)
         for _ in range(rounds):
             meter = LoadMeter()
             meter.begin()
-            longer = _step_seconds(subject, batch, HISTORY, seed=300)
-            shorter = _step_seconds(subject, batch, SHORT_HISTORY, seed=400)
-            ideal = history_bytes(SMOLLM2, batch) / limits.memory_bandwidth
-            measured = Sample(1e3 * max(longer - shorter, 1e-9), meter.foreign())
-            pairs.append(Pair(measured, Sample(1e3 * ideal)))
+            first = _attention_seconds(subject, work, new_tokens=1)
+            whole = _attention_seconds(subject, work, new_tokens=HISTORY_TOKENS)
+            seconds = max(whole - first, 1e-9) / (HISTORY_TOKENS - 1)
+            pairs.append(Pair(Sample(1e3 * seconds, meter.foreign()), Sample(1e3 * ideal)))
         row = Row(work="history_2000", weights="q4_1", peer="self", unit="ms", detail=f"batch {batch}")
         yield row_of_pairs(row, pairs, lower_is_better=True)
 
 
 def history_bytes(shape: Shape, batch: int) -> float:
-    """K and V that the long history holds beyond the short one."""
-    return shape.kv_bytes(batch * (HISTORY - SHORT_HISTORY), _KV_ELEMENT)
+    """K and V that a decode step reads: the prompt, and half of the new tokens on average."""
+    return shape.kv_bytes(batch * (HISTORY + HISTORY_TOKENS / 2), _KV_ELEMENT)
 
 
-def _history_work(batch: int, history: int) -> Work:
-    return Work("history_2000", "decode", batch, history, HISTORY_TOKENS)
+def _attention_seconds(subject: Subject, work: Work, *, new_tokens: int) -> float:
+    """Of all steps of a batch."""
+    subject.op_seconds()
+    subject.seconds(work, seed=300, new_tokens=new_tokens)
+    return sum(seconds for name, seconds in subject.op_seconds().items() if name.startswith("attend"))
 
 
-def _step_seconds(subject: Subject, batch: int, history: int, *, seed: int) -> float:
-    """Of one decode step, with prompts that the prefix cache holds."""
-    work = _history_work(batch, history)
-    first = min(subject.seconds(work, seed=seed, new_tokens=1) for _ in range(2))
-    return (subject.seconds(work, seed=seed) - first) / (HISTORY_TOKENS - 1)
+def plain_split_rows(
+    subject: Subject, plain: Subject, *, rounds: int, streams: Sequence[int] = (32, 1)
+) -> Iterator[Row]:
+    """Quiet rates against those of an engine whose threads do fixed shares, which is best where nobody disturbs."""
+    for count in streams:
+        work = STREAMS[count]
+        for each in (subject, plain):
+            each.warm(work, seed=1)
+        pairs = []
+        for index in range(rounds):
+            mine = subject.measure(work, seed=700 + index)
+            pairs.append(Pair(mine, plain.measure(work, seed=700 + index)))
+        detail = f"{count} {_plural(count, 'stream')}, quiet, against a plain static split"
+        yield row_of_pairs(Row(work="neighbours", weights="q4_1", peer="self", detail=detail), pairs)
+
+
+def overhead_row(subject: Subject, empty: Subject, weights: str, *, rounds: int) -> Row:
+    """What of a step of one stream is not kernels, against the share of a whole step that it may take.
+
+    empty: an engine whose kernels return at once.
+    """
+    share = OVERHEAD_SHARES[weights]
+    pairs = []
+    for each in (subject, empty):
+        each.warm(SINGLE, seed=1)
+    for index in range(rounds):
+        whole, beside = (each.measure(SINGLE, seed=800 + index) for each in (subject, empty))
+        pairs.append(Pair(Sample(1e3 / beside.rate, beside.foreign), Sample(1e3 * share / whole.rate, whole.foreign)))
+    detail = f"a step without kernels, against {share:.0%} of a whole one"
+    row = Row(work="overhead", weights=weights, peer="self", unit="ms", detail=detail)
+    return row_of_pairs(row, pairs, lower_is_better=True)
 
 
 def neighbour_rows(subject: Subject, *, rounds: int, streams: Sequence[int] = (32, 1)) -> Iterator[Row]:

@@ -98,6 +98,11 @@ class Subject:
         """Time of one batch."""
         return self._generate(work, seed, new_tokens=work.new_tokens if new_tokens is None else new_tokens)
 
+    def op_seconds(self) -> dict[str, float]:
+        """Our own engine's wall time by kind of op since the last call; the first call begins to measure."""
+        seconds: dict[str, float] = self._ask({"op_seconds": True})["op_seconds"]
+        return seconds
+
     def close(self) -> None:
         """End the process and all below it. Idempotent."""
         self._signal(signal.SIGCONT)

@@ -103,6 +103,7 @@ class NativeProgram:
         self._run = library.mv_program_run
         self._inputs: StepInputs | None = None  # of the last run, and what the library was told of them
         self._step = ctypes.byref(Step())
+        self._is_timed = False
         self._rows = 0  # hidden rows of the last run
         self._logits_ready = False  # the last run computed all of their logits
         self._hidden_view, self._logits_view = self._hidden_rows[:0], self._logit_rows[:0]
@@ -133,6 +134,13 @@ class NativeProgram:
     def progress(self) -> int:
         """See `Program.progress`."""
         return int(self._library.mv_team_progress(self._team.handle))
+
+    def op_seconds(self) -> dict[str, float]:
+        """Wall time by kind of op, such as "attend", since the last call; {} at the first, which begins to measure."""
+        if not self._is_timed:
+            self._is_timed = True
+            self._team.profile()
+        return self._team.times()
 
     def _take(self, inputs: StepInputs) -> None:
         """Note where the arrays lie. The same `StepInputs` again means the same arrays, whatever is in them by then."""

@@ -34,6 +34,10 @@ class LocalExecutor:
         """A number that changes with every op, or every layer, of a running step. May be called from any thread."""
         return self.runner.progress()
 
+    def op_seconds(self) -> dict[str, float]:
+        """Wall time by kind of op since the last call, where the program can tell; the first call begins to measure."""
+        return self.runner.op_seconds()
+
     def reset(self) -> None:
         """Forget every sequence, as after construction. Weights and KV memory stay."""
         self.runner.clear()

@@ -80,6 +80,12 @@ class ModelRunner:
         """Changes while a step is being computed; may be called from any thread."""
         return self._program.progress()
 
+    def op_seconds(self) -> dict[str, float]:
+        """Wall time by kind of op since the last call, where the program can tell; the first call begins to measure."""
+        measure = getattr(self._program, "op_seconds", dict)
+        seconds: dict[str, float] = measure()
+        return seconds
+
     def clear(self) -> None:
         """Forget every sequence."""
         self.rows.clear()

@@ -12,12 +12,20 @@ from mini_vllm.cli.render import write
 from mini_vllm.errors import ConfigError
 
 
-def command(
+def command(  # noqa: PLR0913 - one for each option
     what: Annotated[str, typer.Argument(metavar="peers|neighbours|server|show", show_default=False)],
     record: Annotated[Path | None, typer.Argument(metavar="RECORD", show_default=False)] = None,
     quick: Annotated[
         bool,
         typer.Option("--quick/--full", envvar="MINI_VLLM_QUICK", help="one round of each work, at most 25 minutes"),
+    ] = False,
+    smoke: Annotated[
+        bool,
+        typer.Option(
+            "--smoke",
+            envvar="MINI_VLLM_SMOKE",
+            help="peers: two works beside transformers and a prebuilt llama.cpp, in three minutes; fails if one does",
+        ),
     ] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", envvar="MINI_VLLM_BENCH_JSON", help="write the record to this file")
@@ -52,10 +60,12 @@ def command(
 
     count = threads or default_threads()
     if what == "peers":
-        found = compare.Comparison(selection=Selection.parse(only or []), quick=quick, threads=count).run()
+        found = compare.Comparison(selection=Selection.parse(only or []), quick=quick, smoke=smoke, threads=count).run()
         if json_file is not None:
             compare.write_record(found, json_file)
         write(report.render(found))
+        if smoke and any("error" in row for row in found["ratios"]):
+            raise typer.Exit(1)
     elif what == "server":
         from mini_vllm.bench import surface
 
