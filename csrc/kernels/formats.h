@@ -44,6 +44,14 @@ struct BF16 {
     if ((bits & 0x7fffffffu) > 0x7f800000u) return uint16_t(bits >> 16 | 0x40u);  // NaN stays NaN
     return uint16_t((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
   }
+  static MV_INLINE H narrow(F x) {
+#if defined(__AVX512BF16__)
+    return (H)_mm512_cvtneps_pbh((__m512)x);
+#else
+    U bits = (U)x, nan = bits >> 16 | 0x40u, rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    return __builtin_convertvector((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded, H);
+#endif
+  }
   static MV_INLINE float widen1(uint16_t h) {
     uint32_t bits = uint32_t(h) << 16;
     float x;

@@ -16,6 +16,7 @@ extern const Kernel ROPE_STORE;       // rope.cpp
 extern const Kernel ATTEND, COMBINE;  // attention.cpp
 int64_t attend_scratch_bytes(const mv_op &op, const mv_store &store);
 int64_t attend_partial_len(const mv_op &op);
+void round_to_bf16(const mv_op &op, int64_t begin, int64_t end);                         // linear.cpp
 void multiply_quantized(const mv_op &op, int64_t num_rows, int64_t begin, int64_t end);  // quantized.cpp
 void multiply_k_quantized(const mv_op &op, int64_t num_rows, int64_t begin, int64_t end);  // k_quantized.cpp
 

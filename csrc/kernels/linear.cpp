@@ -1,12 +1,25 @@
 // Products: out[t][n] = sum over k of x[t][k] * weight[n][k]  (+ bias[n])  (soft-capped)  (+ y[t][n]).
 //
-// A tile is MR rows of x by NP panels of 16 outputs, held in registers. Each k loads NP panels' numbers once (widened to
-// float32 there) and multiplies them by MR broadcast numbers of x:
+// A tile is MR rows of x by NP panels of 16 outputs, held in registers. Each step loads NP vectors of weights once and
+// multiplies them by MR broadcast words of x:
 //
-//     for k:  w[0 … NP) = panel columns k;   for m:  acc[m][p] = fma(w[p], x[m][k], acc[m][p])
+//     for step:  w[0 … NP) = panel vectors;   for m:  acc[m][p] = w[p] * x[m][step] + acc[m][p]
 //
-// So an output is one chain of fused multiply-adds in the order of k: its bits do not depend on the number of rows, on
-// the tile, or on which thread computed it. Products with quantised weights are in quantized.cpp.
+// What a step multiplies depends on the weights' format; accumulators are float32 always:
+//
+//     float32    a column of float32 by float32, fused
+//     float16    the same, widened in the register
+//     bfloat16   two columns by two numbers of x that MV_QUANTIZE has rounded to bfloat16: AVX-512's dot product of pairs
+//                (it flushes denormals), elsewhere two fused multiply-adds of the widened numbers. So every instruction
+//                set multiplies the same inputs, and they differ by the roundings of sums alone. The residual that is
+//                added at the end, and everything between products, stays float32.
+//
+// An output is one chain of such steps in the order of k: its bits do not depend on the number of rows, on the tile, or
+// on which thread computed it. Products with quantised weights are in quantized.cpp.
+//
+// Many rows are worked through block by block of columns, so that NP panels of a block stay in the first-level cache
+// while all tiles of rows pass; sums wait in memory, in full, between blocks. Meanwhile each tile asks for its share of
+// the block that comes next, so that memory is read at an even rate while the arithmetic units are busy.
 #include "kernels/formats.h"
 #include "kernels/kernels.h"
 #include "kernels/panels.h"
@@ -16,92 +29,253 @@ namespace mv {
 namespace MV_ISA {
 namespace {
 
-// How many columns ahead of its use a weight is asked for: the processor's own prefetching stops at pages.
-constexpr int PREFETCH = 64;
+constexpr int MAX_ROWS = 96;           // rows that share the weights of a group of panels
+constexpr int BLOCK_BYTES = 20 << 10;  // of one panel
+constexpr int ALONE_AHEAD = 4096;      // bytes ahead that one tile alone asks for
 
-// Columns k … k + DEPTH of one panel, as float32 vectors.
-template <typename Format>
-struct Columns {
-  typedef typename Format::Element Element;
-  static constexpr int DEPTH = 1;
-  static MV_INLINE int64_t offset(int k) { return int64_t(k) * PANEL * int64_t(sizeof(Element)); }
-  static MV_INLINE void widen(const char *panel, int k, int v, F (&w)[1]) {
-    w[0] = Format::widen((const Element *)(panel + offset(k)) + v * W);
-  }
+// Vector v of a step of a panel, a word of x, and their product on top of a sum.
+struct FloatStep {
+  static constexpr int32_t FORMAT = MV_F32;
+  static constexpr int BYTES = 4 * PANEL;  // of a panel
+  static MV_INLINE F weights(const char *step, int v) { return load((const float *)step + v * W); }
+  static MV_INLINE F input(const float *x) { return set1(*x); }
+  static MV_INLINE F add(F sum, F w, F x) { return fma(w, x, sum); }
 };
-template <>
-struct Columns<BF16> {
-  static constexpr int DEPTH = 2;
-  static MV_INLINE int64_t offset(int k) { return int64_t(k) * PANEL * 2; }
-  static MV_INLINE void widen(const char *panel, int k, int v, F (&w)[2]) {
+struct HalfStep : FloatStep {
+  static constexpr int32_t FORMAT = MV_F16;
+  static constexpr int BYTES = 2 * PANEL;
+  static MV_INLINE F weights(const char *step, int v) { return F16::widen((const uint16_t *)step + v * W); }
+};
+struct PairStep {
+  static constexpr int32_t FORMAT = MV_BF16;
+  static constexpr int BYTES = 4 * PANEL;
+  static MV_INLINE U weights(const char *step, int v) {
     U pair;
-    memcpy(&pair, panel + offset(k) + v * W * 4, sizeof pair);
-    w[0] = (F)(pair << 16);
-    w[1] = (F)(pair & 0xffff0000u);
+    memcpy(&pair, step + v * W * 4, sizeof pair);
+    return pair;
+  }
+  static MV_INLINE U input(const float *x) {
+    uint32_t pair;
+    memcpy(&pair, x, 4);
+    return U{} + pair;
+  }
+  static MV_INLINE F add(F sum, U w, U x) {
+#if defined(__AVX512BF16__)
+    return (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)x);
+#else
+    sum = fma((F)(w << 16), (F)(x << 16), sum);
+    return fma((F)(w & 0xffff0000u), (F)(x & 0xffff0000u), sum);
+#endif
   }
 };
 
-template <typename Format>
+// Steps begin … end of one tile. `sums` holds MR rows of NP panels: results of the steps before, then of these too.
+struct Span {
+  const float *x;  // of the tile's first row
+  int64_t x_stride;
+  const char *panel;  // the first of NP
+  int64_t panel_bytes;
+  int begin, end;
+  float *sums;
+  const char *ahead;  // what to ask for meanwhile, in NP panels, and how far to move on every two steps
+  int64_t ahead_step;
+};
+
+template <typename P>
 struct Dense {
   static constexpr bool ONE_PANEL_AT_ONE_ROW = false;
 #if defined(__AVX512F__)
-  static constexpr int ROWS_4 = 6, ROWS_2 = 12, ROWS_1 = 12;
+  static constexpr int ROWS_4 = 6, ROWS_2 = 8, ROWS_1 = 8;
 #elif defined(__AVX2__) || defined(__aarch64__)
   static constexpr int ROWS_4 = 1, ROWS_2 = 3, ROWS_1 = 6;
 #else
   static constexpr int ROWS_4 = 0, ROWS_2 = 1, ROWS_1 = 3;
 #endif
 
+  // Where a tile stands in its rows of x, three rows to a pointer, and in its panels, likewise.
   template <int MR, int NP>
-  static void tile(const Tile &tile) {
-    typedef Columns<Format> C;
-    const mv_op &op = *tile.op;
-    const int K = op.weight->cols;
-    const int64_t bytes = panel_bytes(op.weight->format, K), stride = op.x_stride;
-    const char *panel = (const char *)op.weight->data + tile.panel * bytes;
-    const float *x = op.x + tile.row * stride;
+  struct Cursor {
+    const char *x[(MR + 2) / 3], *w[(NP + 2) / 3];
+    int64_t x_stride, w_stride;
+    MV_INLINE const char *row(int m) const { return x[m / 3] + m % 3 * x_stride; }
+    MV_INLINE const char *panel(int p) const { return w[p / 3] + p % 3 * w_stride; }
+    // Moves on by one step. Compilers would keep a pointer for every row, more than there are registers.
+    MV_INLINE void next() {
+      MV_UNROLL for (int i = 0; i < (MR + 2) / 3; i++) {
+        x[i] += 4;
+        asm("" : "+r"(x[i]));
+      }
+      MV_UNROLL for (int i = 0; i < (NP + 2) / 3; i++) {
+        w[i] += P::BYTES;
+        asm("" : "+r"(w[i]));
+      }
+    }
+  };
+
+  template <int MR, int NP>
+  static MV_INLINE void step(Cursor<MR, NP> &at, F (&acc)[MR][NP * V]) {
+    decltype(P::weights(at.w[0], 0)) w[NP * V];
+    MV_UNROLL for (int v = 0; v < NP * V; v++) w[v] = P::weights(at.panel(v / V), v % V);
+    MV_UNROLL for (int m = 0; m < MR; m++) {
+      auto x = P::input((const float *)at.row(m));
+      MV_UNROLL for (int v = 0; v < NP * V; v++) acc[m][v] = P::add(acc[m][v], w[v], x);
+    }
+    at.next();
+  }
+
+  template <int MR, int NP, bool ALONE>
+  static void tile(const Span &span) {
+    const Span s = span;
     F acc[MR][NP * V];
     MV_UNROLL for (int m = 0; m < MR; m++) {
-      MV_UNROLL for (int v = 0; v < NP * V; v++) acc[m][v] = zero();
+      MV_UNROLL for (int v = 0; v < NP * V; v++) {
+        acc[m][v] = s.begin == 0 ? zero() : load(s.sums + (m * NP * V + v) * W);
+      }
     }
-    int k = 0;
-    for (; k + C::DEPTH <= K; k += C::DEPTH) {
-      F w[NP * V][C::DEPTH];
-      // Ahead in this panel, and near its end in the one that this thread most likely reads next.
-      const char *ahead = panel + C::offset(k + PREFETCH) + (k + PREFETCH < K ? 0 : (NP - 1) * bytes);
-      MV_UNROLL for (int p = 0; p < NP; p++) __builtin_prefetch(ahead + p * bytes);
-      MV_UNROLL for (int v = 0; v < NP * V; v++) C::widen(panel + v / V * bytes, k, v % V, w[v]);
-      MV_UNROLL for (int d = 0; d < C::DEPTH; d++) {
-        MV_UNROLL for (int m = 0; m < MR; m++) {
-          F a = set1(x[m * stride + k + d]);
-          MV_UNROLL for (int v = 0; v < NP * V; v++) acc[m][v] = fma(w[v][d], a, acc[m][v]);
+    const char *ahead = s.ahead;
+    Cursor<MR, NP> at;
+    at.x_stride = s.x_stride * 4;
+    at.w_stride = s.panel_bytes;
+    MV_UNROLL for (int i = 0; i < (MR + 2) / 3; i++) at.x[i] = (const char *)(s.x + s.begin) + 3 * i * at.x_stride;
+    MV_UNROLL for (int i = 0; i < (NP + 2) / 3; i++) at.w[i] = s.panel + int64_t(s.begin) * P::BYTES + 3 * i * at.w_stride;
+    int k = s.begin;
+    for (; k + 2 <= s.end; k += 2) {
+      MV_UNROLL for (int p = 0; p < NP; p++) {
+        if constexpr (ALONE) {
+          MV_UNROLL for (int i = 0; i < 2 * P::BYTES; i += 64) __builtin_prefetch(ahead + p * s.panel_bytes + i);
+        } else {
+          __builtin_prefetch(ahead + p * s.panel_bytes);
         }
       }
+      ahead += s.ahead_step;
+      step<MR, NP>(at, acc);
+      step<MR, NP>(at, acc);
     }
-    if (k < K) {  // the last column of an odd K, DEPTH 2
-      MV_UNROLL for (int v = 0; v < NP * V; v++) {
-        F w[C::DEPTH];
-        C::widen(panel + v / V * bytes, k, v % V, w);
-        MV_UNROLL for (int m = 0; m < MR; m++) acc[m][v] = fma(w[0], set1(x[m * stride + k]), acc[m][v]);
-      }
-    }
+    if (k < s.end) step<MR, NP>(at, acc);
     MV_UNROLL for (int m = 0; m < MR; m++) {
-      MV_UNROLL for (int v = 0; v < NP * V; v++) finish(op, tile.row + m, tile.panel * PANEL + v * W, acc[m][v]);
+      MV_UNROLL for (int v = 0; v < NP * V; v++) store(s.sums + (m * NP * V + v) * W, acc[m][v]);
     }
   }
 };
 
+typedef void (*SpanFunction)(const Span &);
+
+// Tiles of 1 … LIMIT rows.
+template <typename P, int NP, int LIMIT, bool ALONE>
+struct Tiles {
+  SpanFunction by_rows[LIMIT + 1];
+  template <int MR>
+  void fill() {
+    by_rows[MR] = Dense<P>::template tile<MR, NP, ALONE>;
+    if constexpr (MR > 1) fill<MR - 1>();
+  }
+  Tiles() {
+    by_rows[0] = nullptr;
+    fill<LIMIT>();
+  }
+};
+
+// Rows of x that are multiplied by the same panels.
+struct Rows {
+  const mv_op *op;
+  int64_t first;
+  int count, tile_rows;
+};
+
+template <int NP>
+MV_INLINE void finish_group(const Rows &rows, int64_t panel, const float *sums) {
+  const mv_op &op = *rows.op;
+  const bool plain = !op.weight->bias && op.softcap == 0.0f && (panel + NP) * PANEL <= op.width;
+  for (int r = 0; r < rows.count; r++) {
+    const int64_t row = rows.first + r, column = panel * PANEL;
+    float *out = op.out + row * op.out_stride + column;
+    const float *y = op.y ? op.y + row * op.y_stride + column : nullptr;
+    for (int v = 0; v < NP * V; v++) {
+      F sum = load(sums + (r * NP * V + v) * W);
+      if (plain) {
+        store(out + v * W, y ? sum + load(y + v * W) : sum);
+      } else {
+        finish(op, row, column + v * W, sum);
+      }
+    }
+  }
+}
+
+// All rows by one group of NP panels.
+template <typename P, int NP, int LIMIT>
+void multiply_group(const Rows &rows, int64_t panel) {
+  static const Tiles<P, NP, LIMIT, true> alone;
+  static const Tiles<P, NP, LIMIT, false> together;
+  alignas(64) float sums[MAX_ROWS * NP * PANEL];
+  const mv_op &op = *rows.op;
+  const int64_t bytes = panel_bytes(P::FORMAT, op.weight->cols);
+  const int steps = int(bytes / P::BYTES), tiles = (rows.count + rows.tile_rows - 1) / rows.tile_rows;
+  const float *x = op.x + rows.first * op.x_stride;
+  Span s = {x, op.x_stride, (const char *)op.weight->data + panel * bytes, bytes, 0, 0, sums, nullptr, 0};
+  if (tiles == 1) {
+    // Ahead in these panels, and near their end in the ones that this thread most likely reads next.
+    const int last = max32(0, steps - ALONE_AHEAD / P::BYTES) & ~1;
+    s.ahead_step = 2 * P::BYTES;
+    for (s.begin = 0; s.begin < steps; s.begin = s.end) {
+      s.end = s.begin < last ? last : steps;
+      s.ahead = s.panel + int64_t(s.begin) * P::BYTES + ALONE_AHEAD + (s.begin < last ? 0 : (NP - 1) * bytes);
+      alone.by_rows[rows.count](s);
+    }
+    return finish_group<NP>(rows, panel, sums);
+  }
+  const int blocks = (steps * P::BYTES + BLOCK_BYTES - 1) / BLOCK_BYTES;
+  const int length = ((steps + blocks - 1) / blocks + 1) & ~1;
+  s.ahead_step = 2 * P::BYTES / tiles;
+  for (s.begin = 0; s.begin < steps; s.begin = s.end) {
+    s.end = min32(steps, s.begin + length);
+    s.ahead = s.panel + (s.end < steps ? int64_t(s.end) * P::BYTES : NP * bytes);
+    for (int r = 0; r < rows.count; r += rows.tile_rows) {
+      s.x = x + r * op.x_stride;
+      s.sums = sums + r * NP * PANEL;
+      const int count = min32(rows.tile_rows, rows.count - r);
+      together.by_rows[count](s);
+      s.ahead += s.ahead_step * (length / 2);
+    }
+  }
+  finish_group<NP>(rows, panel, sums);
+}
+
+// As many groups of NP panels as fit in [panel, end). Returns the first panel left.
+template <typename P, int NP, int LIMIT>
+MV_INLINE int64_t sweep_groups(const Rows &rows, int64_t panel, int64_t end) {
+  if constexpr (LIMIT > 0) {
+    for (; rows.tile_rows <= LIMIT && panel + NP <= end; panel += NP) multiply_group<P, NP, LIMIT>(rows, panel);
+  }
+  return panel;
+}
+
+// A unit is a panel of MAX_ROWS rows; units run through all panels for the first rows, then for the next.
+template <typename P>
+void multiply(const mv_op &op, int64_t num_rows, int64_t begin, int64_t end) {
+  typedef Dense<P> D;
+  const int64_t panels = num_panels(op.width);
+  while (begin < end) {
+    const int64_t row = begin / panels * MAX_ROWS, first = begin % panels, last = min64(panels, first + (end - begin));
+    const int count = int(min64(MAX_ROWS, num_rows - row)), tiles = (count + D::ROWS_1 - 1) / D::ROWS_1;
+    const Rows rows = {&op, row, count, (count + tiles - 1) / tiles};  // even tiles, not whole ones and a small rest
+    int64_t panel = sweep_groups<P, 4, D::ROWS_4>(rows, first, last);
+    panel = sweep_groups<P, 2, D::ROWS_2>(rows, panel, last);
+    sweep_groups<P, 1, D::ROWS_1>(rows, panel, last);
+    begin += last - first;
+  }
+}
+
 int64_t units(const mv_op &op, const StepView &step) {
-  int64_t rows = step.rows[op.row_kind];
-  return num_panels(op.width) * ((rows + ROW_BLOCK - 1) / ROW_BLOCK);
+  int64_t rows = step.rows[op.row_kind], block = is_quantized(op.weight->format) ? ROW_BLOCK : MAX_ROWS;
+  return num_panels(op.width) * ((rows + block - 1) / block);
 }
 
 void linear(const mv_op &op, const StepView &step, int64_t begin, int64_t end, char *) {
   int64_t rows = step.rows[op.row_kind];
   switch (op.weight->format) {
-    case MV_F32: return multiply_units<Dense<F32>>(op, rows, begin, end);
-    case MV_F16: return multiply_units<Dense<F16>>(op, rows, begin, end);
-    case MV_BF16: return multiply_units<Dense<BF16>>(op, rows, begin, end);
+    case MV_F32: return multiply<FloatStep>(op, rows, begin, end);
+    case MV_F16: return multiply<HalfStep>(op, rows, begin, end);
+    case MV_BF16: return multiply<PairStep>(op, rows, begin, end);
     default: return multiply_quantized(op, rows, begin, end);
   }
 }
@@ -115,6 +289,22 @@ const char *stream(const mv_op &op, int64_t begin, int64_t end, int64_t *bytes) 
 }
 
 }  // namespace
+
+// One row of x as bfloat16, two to a word; the second half of a last odd column is zero.
+void round_to_bf16(const mv_op &op, int64_t begin, int64_t end) {
+  const int columns = op.weight->cols;
+  for (int64_t t = begin; t < end; t++) {
+    const float *x = op.x + t * op.x_stride;
+    uint16_t *out = (uint16_t *)(op.out + t * op.out_stride);
+    int k = 0;
+    for (; k + W <= columns; k += W) {
+      H rounded = BF16::narrow(load(x + k));
+      memcpy(out + k, &rounded, sizeof rounded);
+    }
+    for (; k < columns; k++) out[k] = BF16::narrow(x[k]);
+    if (k % 2) out[k] = 0;
+  }
+}
 
 const Kernel LINEAR = {units, linear, 2, stream};
 

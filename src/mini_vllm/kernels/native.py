@@ -1,10 +1,10 @@
 """Device "native": our C++ library on the CPU. Needs NumPy and libmini_vllm.so only.
 
-Weights stay in the number format of their file. Those in float32, float16 and bfloat16 are widened where they are
-multiplied by float32 activations; those in Q8_0, Q4_0 and Q4_1 are multiplied by activations rounded to int8 with a
-scale per row and group of 32. Attention reads K and V as they are stored; where that is bfloat16, queries and softmax
-weights are rounded to it too. All else is float32, and so are all sums. Every result has the same bits whatever the
-batch, the chunking and the threads.
+Weights stay in the number format of their file. Those in float32 and float16 (widened where they are used) are
+multiplied by float32 activations; those in bfloat16 by activations rounded to bfloat16; those in Q8_0, Q4_0 and Q4_1
+by activations rounded to int8 with a scale per row and group of 32. Attention reads K and V as they are stored; where
+that is bfloat16, queries and softmax weights are rounded to it too. All else is float32, the residual too, and so are
+all sums. Every result has the same bits whatever the batch, the chunking and the threads.
 """
 
 import os
@@ -85,7 +85,7 @@ class NativeDevice:
             "instruction_set": self.isa,
             "threads": str(self._team.threads),
             "weights": " ".join(sorted(self.weight_formats)),
-            "compute": "float32; int8 activations for quantised weights",
+            "compute": "float32; inputs of products in bfloat16 for bfloat16 weights, in int8 for quantised ones",
         }
 
 

@@ -72,6 +72,13 @@ class PackedMatrix:
         """Whether its products take int8 activations."""
         return self.format in QUANTIZED
 
+    @property
+    def input_words(self) -> int:
+        """32-bit words of one row of activations as its products take them; 0 = K float32 numbers."""
+        if self.is_quantized:  # per group of 32 columns 32 bytes, a scale and a term
+            return self.num_cols // 32 * 10
+        return (self.num_cols + 1) // 2 if self.format == "bf16" else 0
+
     def round_scale(self, scale: float) -> float:
         """`scale` as this matrix's own number format would hold it, when that has 16 bits."""
         if self.format == "bf16":

@@ -64,7 +64,7 @@ class RecordingOps:
 
     def __init__(self, first_index: int = 0) -> None:
         self.instructions: list[Instruction] = []
-        self._quantized: dict[tuple[int, str], Activation] = {}
+        self._rounded: dict[tuple[int, str], Activation] = {}
         self.next_index = first_index
 
     def _new(self, rows: RowKind, width: int) -> Activation:
@@ -159,18 +159,18 @@ class RecordingOps:
         column = 0
         for matrix in matrices:
             assert x.width == matrix.num_cols, f"{x} times a weight [{matrix.num_rows}, {matrix.num_cols}]"
-            factor = self._quantize(x, matrix) if matrix.is_quantized else x
+            factor = self._round(x, matrix) if matrix.input_words else x
             self._emit(Instruction(OpKind.LINEAR, out, column, x=factor, weight=matrix, softcap=softcap))
             column += matrix.num_rows
         return out
 
-    def _quantize(self, x: Activation, matrix: PackedMatrix) -> Activation:
-        """x in int8 as products with this format want it: per group of 32 columns 32 bytes, a scale and a term."""
+    def _round(self, x: Activation, matrix: PackedMatrix) -> Activation:
+        """x in int8 or bfloat16, as products with this format take it."""
         key = (x.index, matrix.format)
-        if key not in self._quantized:
-            out = self._new(x.rows, x.width // 32 * 10)
-            self._quantized[key] = self._emit(Instruction(OpKind.QUANTIZE, out, x=x, weight=matrix))
-        return self._quantized[key]
+        if key not in self._rounded:
+            out = self._new(x.rows, matrix.input_words)
+            self._rounded[key] = self._emit(Instruction(OpKind.QUANTIZE, out, x=x, weight=matrix))
+        return self._rounded[key]
 
 
 def _expect(array: StepArray, name: str) -> None:

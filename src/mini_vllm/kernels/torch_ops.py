@@ -1,7 +1,8 @@
 """The op table over torch: computes at once, in float32, on a cpu, cuda or mps device. The reference implementation.
 
 Written to be obviously right rather than fast: attention is a loop over sequences. Weights stay in the number format
-they came in (float32, bfloat16, float16) and are widened where they are used. Must not know: models, scheduling.
+they came in (float32, bfloat16, float16) and are widened where they are used; inputs of products with bfloat16 weights
+are rounded to bfloat16, as on the native table. Must not know: models, scheduling.
 """
 
 import math
@@ -184,7 +185,7 @@ class TorchOps:
 
     def linear(self, x: torch.Tensor, weight: TorchWeight) -> torch.Tensor:
         """See `OpTable.linear`."""
-        return F.linear(x, weight.weight.float(), weight.bias)
+        return F.linear(_inputs(x, weight.weight), weight.weight.float(), weight.bias)
 
     def rope_store(
         self, qkv: torch.Tensor, rope: TorchRope | None, positions: torch.Tensor, spec: AttentionSpec
@@ -223,6 +224,11 @@ class TorchOps:
         """See `OpTable.logits`."""
         logits = self.linear(x, weight)
         return softcap * torch.tanh(logits / softcap) if softcap else logits
+
+
+def _inputs(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x as a product with this weight takes it, in float32."""
+    return x.bfloat16().float() if weight.dtype == torch.bfloat16 else x
 
 
 def split_heads(qkv: torch.Tensor, spec: AttentionSpec) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
