@@ -20,6 +20,7 @@ SLOW_MODULES = {
     "engine/test_default_model.py",
     "engine/test_embedding.py",
     "engine/test_process.py",
+    "engine/test_process_end.py",
     "engine/test_threads.py",
     "engine/test_trace.py",
     "engine/test_speculation.py",

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from engine.parts import ScriptedExecutor, counting, make_engine
 
@@ -74,6 +75,10 @@ def load(config: EngineConfig) -> Engine:
             os._exit(3)
         case "slow":
             time.sleep(30)
+        case path if path.endswith("second-is-slow"):
+            starts = Path(path).read_text() + "."
+            Path(path).write_text(starts)
+            time.sleep(30 if len(starts) == 2 else 0)
     engine = make_engine(
         executor=Wayward(),
         num_blocks=config.cache.num_blocks or 256,
@@ -93,3 +98,15 @@ def _frontend(limits: ModelLimits) -> Frontend:
     tokenizer = ByteTokenizer()
     grammars = GrammarCompiler(tokenizer, eos_token_ids=limits.eos_token_ids)
     return Frontend(tokenizer, limits, clock=time.monotonic, fresh_seed=lambda: 7, grammars=grammars)
+
+
+def has_gone(pid: int) -> bool:
+    """Whether no process has this id; one that nobody has waited for counts as gone."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True

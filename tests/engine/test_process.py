@@ -4,13 +4,11 @@ import asyncio
 import gc
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from engine.apart import RECIPE, load
+from engine.apart import RECIPE, has_gone, load
 from engine.parts import eventually
 
 from mini_vllm.config import EngineConfig
@@ -31,18 +29,6 @@ from mini_vllm.scheduling.export import from_jsonl
 from mini_vllm.types import SamplingParams, StructuredOutputsParams
 
 TESTS = Path(__file__).parent.parent
-
-
-def has_gone(pid: int) -> bool:
-    """Whether no process has this id; one that nobody has waited for counts as gone."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 def with_llm(use, model="well", **options):
@@ -322,41 +308,6 @@ def test_shutdown_while_loading_leaves_nothing():
     assert has_gone(child.pid)
     with pytest.raises(EngineDeadError, match=r"shut down|killed"):
         client.process.wait_ready()
-
-
-PARENT = """
-import asyncio, os, signal, sys, time
-from engine.apart import RECIPE
-from mini_vllm.config import EngineConfig
-from mini_vllm.engine.async_llm import AsyncLLM
-from mini_vllm.types import SamplingParams
-
-async def main():
-    llm = AsyncLLM.from_config(EngineConfig.from_options(model="well"), engine_form="process", recipe=RECIPE)
-    await llm.start()
-    if sys.argv[1] == "busy":
-        await anext(llm.stream("endless", SamplingParams(max_tokens=400)))
-    elif sys.argv[1] in "HS":
-        task = asyncio.ensure_future(anext(llm.stream(sys.argv[1], SamplingParams(max_tokens=400))))
-        await asyncio.sleep(0.3)
-    print(llm.client.process.pid, flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize("state", ["idle", "busy", "H", "S"])
-def test_when_the_parent_is_killed_the_process_leaves_too(state):
-    if state == "S" and sys.platform != "linux":
-        pytest.skip("only Linux ends a stopped process with its parent")
-    environment = {**os.environ, "PYTHONPATH": f"{TESTS.parent / 'src'}{os.pathsep}{TESTS}"}
-    parent = subprocess.run([sys.executable, "-c", PARENT, state], env=environment, capture_output=True, text=True)
-    assert parent.returncode == -signal.SIGKILL, parent.stderr
-    pid, deadline = int(parent.stdout), time.monotonic() + 5
-    while not has_gone(pid):
-        assert time.monotonic() < deadline, "it is still there"
-        time.sleep(0.02)
 
 
 def test_forms_that_do_not_exist_are_refused():

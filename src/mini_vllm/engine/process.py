@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
@@ -31,6 +32,7 @@ from mini_vllm.types import EngineStats, FinishReason, Request
 logger = logging.getLogger(__name__)
 
 TRACE_SECONDS = 10.0  # for the engine to tell its trace
+SECONDS_TO_END = 1.0  # for a process whose connection is closed
 STOP_SECONDS = 10.0  # for the step in flight when the engine is told to leave; then it is killed
 
 
@@ -42,6 +44,7 @@ class Backoff:
     factor: float = 2.0
     most: float = 30.0
     calm: float = 60.0  # one that lived this long begins again with `first`
+    patience: float = 300.0  # for a successor to load; then the next one tries
 
     def delay(self, num_failures: int) -> float:
         """After this many failures in a row, 1 or more."""
@@ -80,6 +83,7 @@ class EngineProcess:
         self._stats = EngineStats()
         self._num_reports = 0
         self._counts_operations = False
+        self._alarm = threading.Timer(0.0, lambda: None)  # ends a successor that hangs while it loads
         self._thread = threading.Thread(target=self._main, name="mini-vllm-process", daemon=True)
         self._thread.start()
 
@@ -169,20 +173,40 @@ class EngineProcess:
         """One process after another."""
         num_failures = 0
         for serial in itertools.count():
-            with self._lock:
-                if self._stopping:
-                    break
-                child = self._child = _Child(self._boot, serial)
             begun = time.monotonic()
-            fault = self._attend(child)
-            self._bury(child, fault)
+            try:
+                fault = self._run_one(serial)
+            except Exception as error:
+                logger.exception("the engine's process could not be kept")
+                fault = EngineDeadError(f"the engine's process could not be kept ({type(error).__name__}: {error})")
+            if self._stopping:
+                break
             if not self._ready.done():
-                self._ready.set_exception(fault or EngineDeadError(f"the engine's process {child.end} while loading"))
+                self._ready.set_exception(fault)
                 return
             num_failures = 1 if time.monotonic() - begun >= self._backoff.calm else num_failures + 1
-            self._wake.wait(0 if self._stopping else self._backoff.delay(num_failures))
+            self._wake.wait(self._backoff.delay(num_failures))
         if not self._ready.done():
             self._ready.set_exception(EngineDeadError("the engine was shut down"))
+
+    def _run_one(self, serial: int) -> MiniVLLMError:
+        """Start a process and attend to it until it has ended; why it has."""
+        with self._lock:
+            if self._stopping:
+                return EngineDeadError("the engine was shut down")
+            child = self._child = _Child(self._boot, serial)
+        if serial:
+            self._alarm = threading.Timer(self._backoff.patience, child.kill)
+            self._alarm.daemon = True
+            self._alarm.start()
+        fault: MiniVLLMError | None = None
+        try:
+            fault = self._attend(child)
+        finally:
+            self._alarm.cancel()
+            child.kill()  # if it has not ended, nobody would hear from it any more
+            self._bury(child, fault)
+        return fault or EngineDeadError(f"the engine's process {child.end} while loading")
 
     def _attend(self, child: "_Child") -> MiniVLLMError | None:
         """Read reports until the process ends; what it said of its end."""
@@ -197,10 +221,13 @@ class EngineProcess:
                     if self._asked:
                         self._asked.popleft().set_result(text)
                 case wire.Failed(fault):
+                    child.wait()
                     return wire.as_error(fault)
+        child.wait()
         return None
 
     def _welcome(self, child: "_Child", ready: wire.Ready) -> None:
+        self._alarm.cancel()
         self._counts_operations = ready.counts_operations
         self._stats = add_counters(self._past, ready.stats)
         with self._lock:
@@ -287,14 +314,13 @@ class _Child:
     def __init__(self, boot: wire.Boot, serial: int) -> None:
         self.serial = serial
         ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "mini_vllm.engine.worker", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,  # Ctrl-C is this process's to answer
-            )
+        try:
+            self._process = _start(theirs)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
         self.link: wire.Link[wire.Report] = wire.Link(ours, wire.Report)
         self._outbox: SimpleQueue[wire.Command | None] = SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="mini-vllm-outbox", daemon=True)
@@ -322,13 +348,14 @@ class _Child:
         """End it at once. From any thread, more than once."""
         self._process.kill()
 
+    def wait(self) -> None:
+        """Give it a moment to end by itself, now that it has said all that it will say."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(SECONDS_TO_END)
+
     def finish(self) -> None:
-        """Make sure that it is gone, and let go of everything. It has said all that it will say."""
-        try:
-            self._process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        """Let go of everything, once it has ended or was killed."""
+        self._process.wait()
         self._outbox.put(None)
         self.link.shut()
         self._writer.join()
@@ -340,3 +367,14 @@ class _Child:
                 self.link.send(command)
         except OSError:
             pass  # its end is noticed where its reports are read
+
+
+def _start(end: socket.socket) -> "subprocess.Popen[bytes]":
+    """A process that holds this end of a connection."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "mini_vllm.engine.worker", str(end.fileno())],
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        pass_fds=(end.fileno(),),
+        start_new_session=True,  # Ctrl-C is this process's to answer
+    )
