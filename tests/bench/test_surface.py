@@ -5,10 +5,10 @@ import json
 
 import pytest
 
-from mini_vllm.bench.figures import Figure, render, table
+from mini_vllm.bench.figures import Figure, render, table, write_record
 from mini_vllm.bench.http_client import Connection, RequestFailed
 from mini_vllm.bench.served import Served, Setup
-from mini_vllm.bench.surface import Effort, Surface, write_record
+from mini_vllm.bench.surface import Effort, Surface
 from mini_vllm.bench.surface_loads import COMPLETIONS, STREAM, percentile, stream_chats
 from mini_vllm.errors import ConfigError, MiniVLLMError
 from mini_vllm.testing.instant import InstantExecutor

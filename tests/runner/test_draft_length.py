@@ -62,7 +62,7 @@ def test_a_large_batch_that_pays_for_every_row_stops_guessing():
 def test_bad_guesses_are_tried_again_now_and_then_at_little_cost():
     chosen, _ = play(0.0, costs_of(0.3), seed=1)
     late = chosen[100:]
-    assert 0 < sum(late) <= len(late) / 30  # a row of 0.3 of a step in 30: 1 %
+    assert 0 < sum(late) <= len(late) / 30  # a row of 0.3 of a step in 40: 1 %
 
 
 def test_it_recovers_when_text_begins_to_repeat():
@@ -90,4 +90,4 @@ def test_costs_between_and_beyond_measured_rows():
     assert costs.seconds(5) == pytest.approx(1.0, rel=0.01)
     assert costs.seconds(3) == pytest.approx(2.0)
     costs.observe(1, 100.0)  # somebody else used the machine
-    assert costs.seconds(1) < 2.2
+    assert costs.seconds(1) == pytest.approx(2.2)

@@ -1,7 +1,9 @@
 """Figures with a limit: what was measured, what was wanted, and both as a table. Must not know how they came about."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 HEADINGS = ("what", "form", "load", "figure", "goal", "met", "note")
@@ -42,6 +44,14 @@ def render(record: Mapping[str, Any]) -> str:
     """A whole record: the machine in a few lines, then the table."""
     lines = [f"{name}: {value}" for name, value in record["machine"].items()]
     return "\n".join(lines) + "\n\n" + table([Figure.from_json(entry) for entry in record["figures"]])
+
+
+def write_record(record: Mapping[str, Any], path: Path) -> None:
+    """As JSON, one figure a line."""
+    figures = ",\n  ".join(json.dumps(entry, ensure_ascii=False) for entry in record["figures"])
+    machine_text = json.dumps(record["machine"], indent=2, ensure_ascii=False).replace("\n", "\n ")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'{{\n "machine": {machine_text},\n "figures": [\n  {figures}\n ]\n}}\n', encoding="utf-8")
 
 
 def table(figures: Sequence[Figure]) -> str:

@@ -6,14 +6,12 @@ measured in turn. Must not know HTTP itself.
 """
 
 import asyncio
-import json
 import logging
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from mini_vllm.bench import machine
@@ -256,14 +254,6 @@ def measure(*, quick: bool, only: Sequence[str] = ()) -> dict[str, Any]:
         "minutes": round((time.monotonic() - begun) / 60, 1),
     }
     return {"machine": described, "figures": [figure.as_json() for figure in figures]}
-
-
-def write_record(record: dict[str, Any], path: Path) -> None:
-    """As JSON, one figure a line."""
-    figures = ",\n  ".join(json.dumps(entry, ensure_ascii=False) for entry in record["figures"])
-    machine_text = json.dumps(record["machine"], indent=2, ensure_ascii=False).replace("\n", "\n ")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f'{{\n "machine": {machine_text},\n "figures": [\n  {figures}\n ]\n}}\n', encoding="utf-8")
 
 
 def _plural(count: int, noun: str) -> str:

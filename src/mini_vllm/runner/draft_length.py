@@ -16,7 +16,7 @@ _UNKNOWN_ROW = 0.1  # of a step's seconds: what a further row costs until it has
 
 
 class StepCosts:
-    """Seconds of a step by its number of rows, as measured: a running minimum-like mean in each bucket of rows."""
+    """Seconds of a step by its number of rows, as measured: a running mean in each bucket of rows."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
@@ -28,14 +28,13 @@ class StepCosts:
         self.guess = each if self.guess == 0 else self.guess + 0.1 * (min(each, 2 * self.guess) - self.guess)
 
     def observe(self, num_rows: int, seconds: float) -> None:
-        """A step of `num_rows` rows, all of decoding sequences. Slow ones hardly count: others used the machine."""
+        """A step of `num_rows` rows, all of decoding sequences. Outliers count as twice the mean."""
         bucket = _bucket(num_rows)
         known = self._seconds.get(bucket)
         if known is None:
             self._seconds[bucket] = seconds
         else:
-            weight = 0.2 if seconds < known else 0.05
-            self._seconds[bucket] = known + weight * (min(seconds, 2 * known) - known)
+            self._seconds[bucket] = known + 0.1 * (min(seconds, 2 * known) - known)
 
     def seconds(self, num_rows: int) -> float:
         """Of a step; by interpolation between measured buckets, never falling with rows."""
@@ -65,7 +64,7 @@ class DraftLength:
 
     most: int
     expected: float = 0.7
-    current: int = field(init=False)
+    current: int = -1  # not chosen yet
     accepted: float = field(init=False)  # decaying counts of guesses
     tried: float = field(init=False)
     idle: int = 0  # steps since the last guess
@@ -74,10 +73,10 @@ class DraftLength:
     _DECAY = 0.985  # per guess: about the last 65 count
     _DOUBT = 1.4  # standard deviations of the share
     _MARGIN = 0.05  # tokens per step
-    _PROBE_EVERY = 40  # steps without guesses, after which one is tried again
+    _PROBE_EVERY = 40  # steps without guesses, after which one is tried again, if one costs
+    _PROBE_SHARE = 0.01  # of the time at most
 
     def __post_init__(self) -> None:
-        self.current = min(2, self.most)
         self.accepted, self.tried = self.expected * self._PRIOR, self._PRIOR
 
     @property
@@ -97,18 +96,17 @@ class DraftLength:
         token = costs.seconds(num_sequences) / num_sequences
         base = costs.seconds(num_rows)
         prices = [(costs.seconds(num_rows + k) - base + k * costs.guess) / token for k in range(self.most + 1)]
-        doubt = self._DOUBT * math.sqrt(max(self.probability * (1 - self.probability), 0.02) / self.tried)
-        self.current = self._better(prices, doubt)
+        self.current = self._better(prices)
         if self.current:
             self.idle = 0
             return self.current
         self.idle += 1
-        if self.idle < self._PROBE_EVERY:
+        if self.idle < max(self._PROBE_EVERY, prices[1] / (self._PROBE_SHARE * num_sequences)):
             return 0
         self.idle = 0
-        return min(1, self.most)
+        return 1
 
-    def _better(self, prices: list[float], doubt: float) -> int:
+    def _better(self, prices: list[float]) -> int:
         """The best number for the measured share, unless the present one may be as good."""
 
         def gains(p: float) -> list[float]:
@@ -118,6 +116,9 @@ class DraftLength:
 
         at = gains(self.probability)
         best = max(range(len(at)), key=lambda k: (at[k], -k))
+        if self.current < 0:
+            return best if at[best] > self._MARGIN else 0
+        doubt = self._DOUBT * math.sqrt(max(self.probability * (1 - self.probability), 0.02) / self.tried)
         for p in (self.probability - doubt, self.probability + doubt):
             found = gains(p)
             if found[best] <= found[self.current] + (self._MARGIN if best else 0.0):

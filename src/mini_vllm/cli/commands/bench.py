@@ -13,7 +13,7 @@ from mini_vllm.errors import ConfigError
 
 
 def command(  # noqa: PLR0913 - one for each option
-    what: Annotated[str, typer.Argument(metavar="peers|neighbours|server|show", show_default=False)],
+    what: Annotated[str, typer.Argument(metavar="peers|neighbours|server|speculative|show", show_default=False)],
     record: Annotated[Path | None, typer.Argument(metavar="RECORD", show_default=False)] = None,
     quick: Annotated[
         bool,
@@ -50,8 +50,8 @@ def command(  # noqa: PLR0913 - one for each option
     """Measure our engine against other engines, in turn, and against what this machine allows.
 
     peers: the same weights, prompts and threads for every engine that `make peers` installed. neighbours: beside
-    processes that spin. server: what HTTP costs beside the engine, and a thread against a process. show RECORD: the
-    table of a record written with --json.
+    processes that spin. server: what HTTP costs beside the engine, and a thread against a process. speculative:
+    guessing ahead against not guessing. show RECORD: the table of a record written with --json.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     from mini_vllm.bench import compare, figures, report
@@ -71,7 +71,14 @@ def command(  # noqa: PLR0913 - one for each option
 
         measured = surface.measure(quick=quick, only=[name for part in only or [] for name in part.split(",")])
         if json_file is not None:
-            surface.write_record(measured, json_file)
+            figures.write_record(measured, json_file)
+        write(figures.render(measured))
+    elif what == "speculative":
+        from mini_vllm.bench import speculative
+
+        measured = speculative.measure(quick=quick)
+        if json_file is not None:
+            figures.write_record(measured, json_file)
         write(figures.render(measured))
     elif what == "neighbours":
         write(report.table(compare.neighbours(threads=count, rounds=rounds)))
@@ -80,7 +87,8 @@ def command(  # noqa: PLR0913 - one for each option
         write(report.render(known) if "ratios" in known else figures.render(known))
     else:
         raise ConfigError(
-            f"bench is given {what!r}; write `bench peers`, `bench neighbours`, `bench server` or `bench show RECORD`"
+            f"bench is given {what!r}; write `bench peers`, `bench neighbours`, `bench server`, `bench speculative` or "
+            "`bench show RECORD`"
         )
 
 

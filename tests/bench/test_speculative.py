@@ -1,0 +1,32 @@
+"""The speculative bench: its prompts, its guard against repetition, and a short run on the real model."""
+
+import json
+
+import pytest
+
+from mini_vllm import LLM, SamplingParams
+from mini_vllm.bench import speculative
+
+
+def test_distinct_share():
+    assert speculative.distinct_share([1, 2, 3]) == 1.0
+    assert speculative.distinct_share([1, 2, 3, 4, 5]) == 1.0
+    assert speculative.distinct_share([1, 1, 1, 1, 1, 1]) == pytest.approx(1 / 3)
+
+
+def test_prompts_are_there_and_named():
+    prompts = json.loads(speculative.PROMPTS.read_text())
+    assert len(prompts["copy"]) >= 4 and len(prompts["free"]) >= 4
+    assert all(entry["name"] and len(entry["prompt"]) > 50 for part in prompts.values() for entry in part)
+
+
+def test_a_comparison_reports_what_it_saw(default_model):
+    text = "seven grey geese go past the old mill by the river at dawn today"
+    settings = {**speculative.ENGINE, "num_blocks": 64}
+    with LLM(default_model, **settings) as off, LLM(default_model, **settings, speculative="ngram") as on:
+        prompt = off.tokenizer.encode(f"Say: {text}.\nSay: {text}.\nSay: seven grey")
+        params = SamplingParams(temperature=0.0, max_tokens=12)
+        work = speculative.Work("copying", (prompt,), params, 1, 0.5)
+        figure = speculative._compare((off, on), work, "ngram q4_1", pairs=2)
+    assert (figure.what, figure.form, figure.unit, figure.goal) == ("ngram over off, copying", "q4_1", "x", 0.5)
+    assert figure.value > 0 and "guesses stood" in figure.note and "tokens a forward" in figure.note
