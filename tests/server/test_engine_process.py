@@ -184,6 +184,7 @@ def test_srv_10_a_killed_engine_is_said_once_to_each_and_replaced(default_model:
         assert (health.status_code, health.json()["status"]) == (503, "the engine is dead")
         refused = server.http.post("/v1/completions", json={"prompt": "a"})
         assert refused.status_code == 503 and "restarted" in refused.json()["error"]["message"]
+        assert refused.headers["retry-after"] == "2"
         server.wait_for_health(200)
         assert server.engine != engine
         assert server.complete() == " 8, 9,"

@@ -24,6 +24,7 @@ from mini_vllm.server.protocol.common import ErrorDetail, ErrorResponse
 
 logger = logging.getLogger(__name__)
 
+BUSY_SECONDS, DEAD_SECONDS = "1", "2"  # when to come back: to a full queue, to an engine that is being replaced
 CLIENT_CLOSED = 499  # logged only: nobody is there to read it
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large", 415: "unsupported_media_type"}
@@ -84,8 +85,8 @@ def error_response(error: BaseException) -> Response:
     """The error as a plain HTTP answer."""
     status = status_of(error)
     headers = dict(getattr(error, "headers", None) or {})
-    if isinstance(error, EngineBusyError):
-        headers["retry-after"] = "1"
+    if isinstance(error, EngineBusyError | EngineDeadError):
+        headers["retry-after"] = BUSY_SECONDS if isinstance(error, EngineBusyError) else DEAD_SECONDS
     body = msgspec.json.encode(error_body(error))
     return Response(body, status_code=status, headers=headers, media_type="application/json")
 
