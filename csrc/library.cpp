@@ -1,5 +1,4 @@
-// What the library says about itself, which instruction sets it can run, and its memory.
-#include <cstdlib>
+// What the library says about itself, and which instruction sets it can run.
 #include <cstring>
 #include <string>
 
@@ -8,7 +7,6 @@
 
 #if defined(__linux__)
 #include <sys/auxv.h>
-#include <sys/mman.h>
 #endif
 
 namespace mv {
@@ -58,8 +56,6 @@ const InstructionSet SETS[] = {
     {"portable", true, kernel_table_portable},
 };
 
-constexpr int64_t LARGE_PAGE = int64_t(2) << 20;
-
 // The best set's units of work, and nothing done for them: what a step costs beside its kernels.
 const KernelTable &kernel_table_none() {
   static const KernelTable table = [] {
@@ -104,30 +100,3 @@ extern "C" const char *mv_isa_names(void) {
 }
 
 extern "C" int32_t mv_isa_supported(const char *isa) { return mv::find_table(isa) != nullptr; }
-
-extern "C" void *mv_alloc(int64_t bytes) {
-#if defined(__linux__)
-  if (bytes >= mv::LARGE_PAGE) {
-    void *memory = mmap(nullptr, size_t(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) return nullptr;
-    madvise(memory, size_t(bytes), MADV_HUGEPAGE);
-    return memory;
-  }
-#endif
-  void *memory = nullptr;
-  size_t size = size_t(bytes > 0 ? bytes : 1);
-  if (posix_memalign(&memory, 64, size) != 0) return nullptr;
-  std::memset(memory, 0, size);
-  return memory;
-}
-
-extern "C" void mv_free(void *memory, int64_t bytes) {
-#if defined(__linux__)
-  if (bytes >= mv::LARGE_PAGE) {
-    munmap(memory, size_t(bytes));
-    return;
-  }
-#endif
-  (void)bytes;
-  std::free(memory);
-}

@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <cstring>
 #include <initializer_list>
+#include <utility>
+#include <vector>
 
 #include "check.h"
 #include "memory.h"
@@ -41,6 +43,30 @@ MV_TEST(memory_is_zero_and_on_cache_lines) {
     mv_free(memory, bytes);
   }
   mv_free(nullptr, 0);
+}
+
+// Many pieces, freed in another order than they were made: zero when they come, and nobody else's while they last.
+MV_TEST(pieces_of_memory_do_not_touch) {
+  Random random(context.seed);
+  std::vector<std::pair<uint8_t *, int64_t>> held;
+  auto free_one = [&](size_t i) {
+    for (int64_t j = 0; j < held[i].second; j += 61) MV_CHECK_EQUAL(held[i].first[j], uint8_t(held[i].second));
+    mv_free(held[i].first, held[i].second);
+    held.erase(held.begin() + int64_t(i));
+  };
+  for (int round = 0; round < 60; round++) {
+    const int64_t sizes[] = {100, int64_t(64) << 10, 1000001, 7000003, int64_t(17) << 20};
+    const int64_t bytes = sizes[round % 5] + random.below(1000);
+    uint8_t *memory = static_cast<uint8_t *>(mv_alloc(bytes));
+    if (!MV_CHECK(memory != nullptr)) return;
+    int64_t used = 0;
+    for (int64_t i = 0; i < bytes; i += 61) used += memory[i] != 0;
+    MV_CHECK_EQUAL(used, 0);
+    std::memset(memory, int(uint8_t(bytes)), size_t(bytes));
+    held.push_back({memory, bytes});
+    if (held.size() > 12) free_one(size_t(random.below(int(held.size()))));
+  }
+  while (!held.empty()) free_one(size_t(random.below(int(held.size()))));
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
