@@ -1,9 +1,8 @@
 """The runner on a toy program: every way to compute a sequence gives the same tokens and logprobs."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from runner.toy import VOCAB, Driver, expected_greedy, logits_of
 
 from mini_vllm.sampling.logprobs import score

@@ -1,6 +1,7 @@
 """The replay on a real engine, with a clock that only its executor and its sleeps move: equal to the virtual one."""
 
 import pytest
+from msgspec import structs
 
 from mini_vllm.config import EngineConfig
 from mini_vllm.engine.assembly import Engine, join
@@ -31,7 +32,9 @@ class TimedExecutor(SimulatedExecutor):
 
         result = super().run(plan)
         self.clock.now += result.seconds
-        return replace(result, outputs=tuple(replace(output, token_ids=(ord("x"),)) for output in result.outputs))
+        return replace(
+            result, outputs=tuple(structs.replace(output, token_ids=(ord("x"),)) for output in result.outputs)
+        )
 
 
 def made(**options: object) -> tuple[Engine, VirtualClock]:

@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
+from msgspec import structs
+
 from mini_vllm.text import Detokenizer, StopStrings
 from mini_vllm.text.detokenizer import TokenBytes
 from mini_vllm.types import FinishReason, Request, RequestMetrics, TextDelta, TokenDelta
@@ -75,7 +77,7 @@ class ChoiceText:
         shown = delta.token_ids[:-1] if delta.stop_token_id is not None else delta.token_ids
         text, num_read = self._read(shown)
         if self._matched is not None:
-            delta = replace(
+            delta = structs.replace(
                 delta, token_ids=delta.token_ids[:num_read], logprobs=delta.logprobs[:num_read], stop_token_id=None
             )
         elif delta.finish_reason is not None:
@@ -123,7 +125,7 @@ class ChoiceText:
         if self._matched is not None:
             self.must_abort = finish_reason is None
             finish_reason, stop_reason = "stop", self._matched
-            delta = replace(delta, metrics=self._metrics_at_stop(delta))
+            delta = structs.replace(delta, metrics=self._metrics_at_stop(delta))
         elif delta.stop_token_id is not None:
             stop_reason = self._stop_reason(delta.stop_token_id)
         self.finished = finish_reason is not None

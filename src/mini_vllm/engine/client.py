@@ -9,8 +9,9 @@ import asyncio
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
-from dataclasses import replace
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from mini_vllm.engine.core import EngineCore
 from mini_vllm.engine.loop import Accepted, EngineLoop, Event, Refused

@@ -4,10 +4,11 @@ Must not know files, devices or the scheduler's reasons.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from mini_vllm.grammar import Cursor, GrammarCompiler, Guide
 from mini_vllm.kernels.table import Program

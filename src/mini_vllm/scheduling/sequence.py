@@ -3,7 +3,7 @@
 This module must not know policies, plans of other sequences or the inside of the KV cache.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from mini_vllm.kvcache import BlockTable
 from mini_vllm.types import (

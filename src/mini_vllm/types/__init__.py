@@ -1,7 +1,8 @@
 """Frozen messages between rooms. No logic beyond validation, no tensors, no I/O.
 
 Requests go down (`Request`), plans go to the executor (`StepPlan`), results come back (`StepResult`),
-tokens come up (`TokenDelta`), text comes out (`TextDelta`). All are msgspec-encodable.
+tokens come up (`TokenDelta`), text comes out (`TextDelta`). All are msgspec-encodable; those that are made for every
+sequence in every step are msgspec structs, which cost a tenth of a frozen dataclass to make.
 """
 
 from mini_vllm.types.params import SamplingParams

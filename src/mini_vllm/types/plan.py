@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import IntEnum
 
+import msgspec
+
 from mini_vllm.types.params import SamplingParams
 from mini_vllm.types.requests import Pooling
 
@@ -33,8 +35,7 @@ class Admission:
     cache_salt: str = ""  # what is learnt from this sequence helps those with the same salt only
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True, gc=False):  # made for every sequence in every step, so it must be cheap
     """Tokens of one sequence to compute in this step. A decode step is a chunk of one.
 
     Token i of the chunk sits at absolute position start + i and its K and V go to slot

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from mini_vllm.types.requests import FinishReason
 from mini_vllm.types.stats import StepStats
 
@@ -16,8 +18,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), most likely first; as many as were asked for
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceOutput:
+class SequenceOutput(msgspec.Struct, frozen=True, gc=False):
     """What one chunk produced. `token_ids` is empty when the chunk did not reach the last known token."""
 
     seq_id: int
@@ -58,8 +59,7 @@ class RequestMetrics:
     num_drafts_accepted: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenDelta:
+class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """New tokens of one request. The last delta of a request has a finish_reason."""
 
     request_id: str
