@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +14,13 @@ from mini_vllm.errors import ConfigError
 
 
 def command(  # noqa: PLR0913 - one for each option
-    what: Annotated[str, typer.Argument(metavar="peers|neighbours|server|speculative|show", show_default=False)],
-    record: Annotated[Path | None, typer.Argument(metavar="RECORD", show_default=False)] = None,
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="peers|neighbours|server|speculative|show|cost-model|simulation|scheduler", show_default=False
+        ),
+    ],
+    record: Annotated[Path | None, typer.Argument(metavar="[RECORD|MODEL]", show_default=False)] = None,
     quick: Annotated[
         bool,
         typer.Option("--quick/--full", envvar="MINI_VLLM_QUICK", help="one round of each work, at most 25 minutes"),
@@ -52,8 +58,13 @@ def command(  # noqa: PLR0913 - one for each option
     peers: the same weights, prompts and threads for every engine that `make peers` installed. neighbours: beside
     processes that spin. server: what HTTP costs beside the engine, and a thread against a process. speculative:
     guessing ahead against not guessing. show RECORD: the table of a record written with --json.
+    cost-model [MODEL]: what steps cost here, for `mini-vllm simulate --virtual`. simulation [MODEL]: such a simulation
+    against a real replay. scheduler: what plan() and commit() cost.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+    if what in OURS:
+        OURS[what](str(record) if record else None, threads, json_file)
+        return
     from mini_vllm.bench import compare, figures, report
     from mini_vllm.bench.plan import Selection
     from mini_vllm.kernels.native_threads import default_threads
@@ -86,10 +97,55 @@ def command(  # noqa: PLR0913 - one for each option
         known = _read(record)
         write(report.render(known) if "ratios" in known else figures.render(known))
     else:
-        raise ConfigError(
-            f"bench is given {what!r}; write `bench peers`, `bench neighbours`, `bench server`, `bench speculative` or "
-            "`bench show RECORD`"
-        )
+        choices = ", ".join(f"`bench {name}`" for name in ("peers", "neighbours", "server", "speculative", "show RECORD", *OURS))
+        raise ConfigError(f"bench is given {what!r}; write one of {choices}")
+
+
+def _cost_model(model: str | None, threads: int | None, target: Path | None) -> None:
+    from mini_vllm.bench import simulating
+    from mini_vllm.simulation.costs import default_file
+
+    found = simulating.cost_model(_config(model, threads))
+    path = target or default_file()
+    found.save(path)
+    about = found.about
+    errors = about["relative_error"]
+    write(f"{path}: fitted to {about['steps']} steps, error median {errors['median']:.1%}, p90 {errors['p90']:.1%}\n")
+
+
+def _simulation(model: str | None, threads: int | None, target: Path | None) -> None:
+    from mini_vllm.bench import simulating
+
+    record = simulating.truth_check(_config(model, threads))
+    _keep(record, target)
+    write(simulating.render(record))
+
+
+def _scheduler(model: str | None, threads: int | None, target: Path | None) -> None:
+    from mini_vllm.bench import control_plane, machine
+
+    rows = list(control_plane.rows())
+    _keep({"kind": "scheduler", "machine": machine.describe(), "rows": rows}, target)
+    write(control_plane.render(rows))
+
+
+OURS = {"cost-model": _cost_model, "simulation": _simulation, "scheduler": _scheduler}
+
+
+def _config(model: str | None, threads: int | None) -> EngineConfig:
+    """The default settings of a server, but for the model; fetched if need be."""
+    config = EngineConfig.from_options(**({"model": model} if model else {}), threads=threads)
+    fetch(config)
+    return config
+
+
+def _keep(record: Mapping[str, object], target: Path | None) -> None:
+    if target is None:
+        return
+    try:
+        target.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {target}: {error.strerror}") from None
 
 
 def _read(path: Path) -> dict[str, object]:
