@@ -57,7 +57,7 @@ def deadlines() -> Rig:
 
 
 def paced_prefill() -> Rig:
-    """A step may take 0.8 × 50 ms: 10 ms and 1 ms a token, so 29 tokens beside A's one, and whole blocks of 4."""
+    """A step may take 0.7 × 50 ms: 10 ms and 1 ms a token, so 24 tokens beside A's one, and whole blocks of 4."""
     rig = Rig(block_size=4, num_blocks=64, costs=LinearCosts(step=10e-3, token=1e-3))
     return arrivals(rig, (3, 12, {}), (2, 1, {}), (70, 2, {}), (60, 2, {}))
 

@@ -30,7 +30,7 @@ def test_steps_stay_within_the_target_and_prefill_keeps_three_quarters_of_its_ra
     while rig.answers["long"].finish_reason is None:
         rig.step()
     seconds = step_seconds(rig)[num_before:]
-    assert max(seconds) <= 0.040 < 0.050
+    assert 0.030 < max(seconds) <= 0.035
     alone = COSTS.seconds(StepLoad(4096, 1, 4096, 4096 * 4097 // 2))
     assert alone / sum(seconds) >= 0.75
     assert all(len(plan.chunks) == 9 for plan, _ in rig.steps[num_before:]), "everybody got on in every step"

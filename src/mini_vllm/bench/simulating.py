@@ -18,7 +18,7 @@ from mini_vllm.simulation.realtime import Replay, fold
 from mini_vllm.simulation.records import Slo, summarise
 
 TRAFFIC = "poisson:rate=4,requests=80,prompt=180,output=48,spread=0.7,seed=11"
-SHARED = "shared_prefix:rate=5,requests=60,prompt=60,output=32,spread=0.5,prefixes=3,shared=200,seed=12"
+SHARED = "shared_prefix:rate=6,requests=100,prompt=60,output=32,spread=0.5,prefixes=3,shared=200,seed=12"
 GOALS = {"makespan": 0.10, "ttft.p50": 0.15, "itl.p50": 0.15}  # allowed distance of virtual from real
 ALSO = ("ttft.p90", "itl.p90", "latency.p50", "average_batch", "steps", "prefix_hit_tokens")  # told, without a goal
 

@@ -5,7 +5,7 @@ same models instead of computing anything. The engine's learns from its own step
 sequences or requests: it is told what was done and how long that took.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -127,22 +127,30 @@ class MeasuredCosts:
 
 
 def fit_relative(
-    rows: list[tuple[float, ...]], seconds: list[float], *, prior: tuple[float, ...], trust: float = 1e-3
+    rows: Sequence[tuple[float, ...]],
+    seconds: Sequence[float],
+    *,
+    prior: tuple[float, ...],
+    trust: float = 1e-3,
+    by: Sequence[float] | None = None,
 ) -> list[float]:
     """Weights w ≥ 0 that make row·w close to seconds: least squares of relative errors, drawn slightly to `prior`.
 
-    `trust` says how much a weight's distance from the prior counts beside one row's error. Weights that come out
-    negative are set to 0 and the others fitted again.
+    Errors are relative to `by`, by default the seconds themselves. `trust` says how much a weight's distance from the
+    prior counts beside one row's error. Weights that come out negative are set to 0 and the others fitted again.
     """
+    by = seconds if by is None else by
     size = len(prior)
-    scale = [max(abs(row[i]) / time for row, time in zip(rows, seconds, strict=True)) or 1.0 for i in range(size)]
-    scaled = [
-        [row[i] / (time * scale[i]) for i in range(size)] for row, time in zip(rows, seconds, strict=True)
-    ]  # columns of like size
+    scale = [max(abs(row[i]) / unit for row, unit in zip(rows, by, strict=True)) or 1.0 for i in range(size)]
+    scaled = [[row[i] / (unit * scale[i]) for i in range(size)] for row, unit in zip(rows, by, strict=True)]
+    targets = [time / unit for time, unit in zip(seconds, by, strict=True)]
     active = list(range(size))
     while True:
         matrix = [[sum(row[i] * row[j] for row in scaled) + (trust if i == j else 0.0) for j in active] for i in active]
-        right = [sum(row[i] for row in scaled) + trust * prior[i] * scale[i] for i in active]
+        right = [
+            sum(row[i] * target for row, target in zip(scaled, targets, strict=True)) + trust * prior[i] * scale[i]
+            for i in active
+        ]
         found = dict(zip(active, solve(matrix, right), strict=True))
         negative = [i for i in active if found[i] < 0.0]
         if not negative:

@@ -8,7 +8,7 @@ from mini_vllm.scheduling.costs import CostModel
 from mini_vllm.scheduling.sequence import Sequence
 from mini_vllm.scheduling.step import PlanDraft
 
-MARGIN = 0.8  # of the target is aimed at: steps vary, and the way from a step to its reader takes time too
+MARGIN = 0.7  # of the target is aimed at: steps vary, and the way from a step to its reader takes time too
 
 
 class Pacer:

@@ -130,7 +130,16 @@ def sampling_params(arrival: Arrival, defaults: Any) -> SamplingParams:
 def fold(segments: Segments, vocab_size: int) -> tuple[int, ...]:
     """Made-up ids as ids of a vocabulary: equal ones stay equal, neighbours are scattered."""
     first = min(_FIRST_PLAIN_ID, vocab_size // 2)
-    return tuple([first + (token_id * 2_654_435_761 >> 8) % (vocab_size - first) for token_id in token_ids(segments)])
+    return tuple([first + _mixed(token_id) % (vocab_size - first) for token_id in token_ids(segments)])
+
+
+def _mixed(token_id: int) -> int:
+    """All bits of a number depend on all others (the finaliser of MurmurHash3)."""
+    mixed = token_id ^ token_id >> 33
+    mixed = mixed * 0xFF51AFD7ED558CCD & 0xFFFFFFFFFFFFFFFF
+    mixed ^= mixed >> 33
+    mixed = mixed * 0xC4CEB9FE1A85EC53 & 0xFFFFFFFFFFFFFFFF
+    return mixed ^ mixed >> 33
 
 
 def as_segments(arrivals: Iterable[Arrival], tokenize: Callable[[Arrival], Sequence[int]]) -> list[Arrival]:
