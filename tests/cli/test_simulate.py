@@ -16,7 +16,7 @@ def test_the_example_runs_as_written(run, model, tmp_path) -> None:
     for word in ("request", "tick", "makespan", "throughput", "average batch", "pool peak", "prefix hits"):
         assert word in ran.out
     assert "8 of 8 finished" in ran.out
-    assert outputs(tmp_path / "o") == {".json", "-ticks.jsonl", "-trace.jsonl", "-perfetto.json"}
+    assert outputs(tmp_path / "o") == {".json", "-ticks.jsonl", "-trace.jsonl", "-perfetto.trace"}
 
 
 def test_cache_and_policy_flags(run, model, tmp_path) -> None:

@@ -8,8 +8,10 @@ tokens come, never which. Must not know logits, weights or the scheduler's reaso
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from mini_vllm.runner.draft_length import DraftLength, StepCosts
 from mini_vllm.runner.rows import Row

@@ -24,7 +24,7 @@ def write_all(folder: Path, stem: str, run: Run, figures: Mapping[str, Any], tra
         paths |= {
             "ticks": folder / f"{stem}-ticks.jsonl",
             "trace": folder / f"{stem}-trace.jsonl",
-            "perfetto": folder / f"{stem}-perfetto.json",
+            "perfetto": folder / f"{stem}-perfetto.trace",
         }
     try:
         folder.mkdir(parents=True, exist_ok=True)

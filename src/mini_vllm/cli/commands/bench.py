@@ -3,12 +3,12 @@
 import json
 import logging
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from mini_vllm.cli import benching
 from mini_vllm.cli.render import write
 from mini_vllm.errors import ConfigError
 
@@ -62,9 +62,6 @@ def command(  # noqa: PLR0913 - one for each option
     against a real replay. scheduler: what plan() and commit() cost.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
-    if what in OURS:
-        OURS[what](str(record) if record else None, threads, json_file)
-        return
     from mini_vllm.bench import compare, figures, report
     from mini_vllm.bench.plan import Selection
     from mini_vllm.kernels.native_threads import default_threads
@@ -97,55 +94,7 @@ def command(  # noqa: PLR0913 - one for each option
         known = _read(record)
         write(report.render(known) if "ratios" in known else figures.render(known))
     else:
-        choices = ", ".join(f"`bench {name}`" for name in ("peers", "neighbours", "server", "speculative", "show RECORD", *OURS))
-        raise ConfigError(f"bench is given {what!r}; write one of {choices}")
-
-
-def _cost_model(model: str | None, threads: int | None, target: Path | None) -> None:
-    from mini_vllm.bench import simulating
-    from mini_vllm.simulation.costs import default_file
-
-    found = simulating.cost_model(_config(model, threads))
-    path = target or default_file()
-    found.save(path)
-    about = found.about
-    errors = about["relative_error"]
-    write(f"{path}: fitted to {about['steps']} steps, error median {errors['median']:.1%}, p90 {errors['p90']:.1%}\n")
-
-
-def _simulation(model: str | None, threads: int | None, target: Path | None) -> None:
-    from mini_vllm.bench import simulating
-
-    record = simulating.truth_check(_config(model, threads))
-    _keep(record, target)
-    write(simulating.render(record))
-
-
-def _scheduler(model: str | None, threads: int | None, target: Path | None) -> None:
-    from mini_vllm.bench import control_plane, machine
-
-    rows = list(control_plane.rows())
-    _keep({"kind": "scheduler", "machine": machine.describe(), "rows": rows}, target)
-    write(control_plane.render(rows))
-
-
-OURS = {"cost-model": _cost_model, "simulation": _simulation, "scheduler": _scheduler}
-
-
-def _config(model: str | None, threads: int | None) -> EngineConfig:
-    """The default settings of a server, but for the model; fetched if need be."""
-    config = EngineConfig.from_options(**({"model": model} if model else {}), threads=threads)
-    fetch(config)
-    return config
-
-
-def _keep(record: Mapping[str, object], target: Path | None) -> None:
-    if target is None:
-        return
-    try:
-        target.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {target}: {error.strerror}") from None
+        benching.run(what, str(record) if record else None, threads=threads, target=json_file)
 
 
 def _read(path: Path) -> dict[str, object]:
