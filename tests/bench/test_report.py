@@ -1,9 +1,12 @@
 import json
 
+import pytest
+
 from mini_vllm.bench import report
 from mini_vllm.bench.compare import write_record
 from mini_vllm.bench.rows import Pair, Row, failed, row_of_pairs
 from mini_vllm.bench.subject import Sample
+from mini_vllm.bench.targets import verdict
 
 RECORDED = json.loads("""{
  "machine": {"cpu": "Some Processor", "cores": 2, "limits": {"peak_GOPs": {"f32": 234, "int8": 935}}},
@@ -52,3 +55,12 @@ def test_rows_come_in_the_order_of_the_works_then_weights_then_peers():
         Row(work="single", weights="q8_0", peer="llama.cpp"),
     ]
     assert report.sort_rows(given) == [given[3], given[2], given[1], given[0]]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [(0.2, 0.3, "target 1.00"), (0.5, 0.3, "floor 0.50"), (0.9, 0.3, "floor 1.0 s"), (1.1, 0.3, "missed 0.50")],
+)
+def test_a_start_within_a_second_is_soon_enough(ours, theirs, expected):
+    row = Row(work="start", weights="q4_1", peer="llama.cpp", ours=ours, theirs=theirs, ratio=theirs / ours)
+    assert verdict(row) == expected
