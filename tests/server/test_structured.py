@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from server.puppet import puppet_server
-from server.rig import Rig, error
+from server.rig import Rig, answer, error
 
 
 @pytest.fixture(scope="module")
@@ -213,3 +213,12 @@ def test_a_grammar_survives_preemption() -> None:
 
     with puppet_server(num_blocks=24, max_num_seqs=6, enable_prefix_caching=False) as tight:
         assert run(tight) > 0
+
+
+def test_demands_that_contradict_each_other_are_the_requests_fault(puppet: Rig) -> None:
+    body = {"prompt": "say:x", "max_tokens": 9, "temperature": 0, "choice": ["yes", "no"]}
+    for more in ({"allowed_token_ids": [ord("x")]}, {"bad_token_ids": [ord("y"), ord("n")]}):
+        refused = puppet.http.post("/v1/completions", json={**body, **more})
+        assert (refused.status_code, error(refused)["param"]) == (400, "structured_outputs")
+        assert "leaves no token" in error(refused)["message"]
+    assert answer(puppet.http.post("/v1/completions", json=body))["choices"][0]["text"] in ("yes", "no")

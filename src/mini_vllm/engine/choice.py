@@ -142,6 +142,7 @@ class ChoiceText:
             num_output_tokens=self._num_output_tokens,
             num_cached_tokens=self._num_cached_tokens,
             error=delta.error,
+            refused=delta.refused,
             metrics=delta.metrics,
         )
 

@@ -155,7 +155,7 @@ class Sequence:
         if first:
             self.first_token = now
         delta = self._delta(output.token_ids[:num_new], output.logprobs[:num_new], stop_token_id, first=first, now=now)
-        return replace(delta, error=output.error) if self.finish_reason == "error" else delta
+        return replace(delta, error=output.error, refused=True) if self.finish_reason == "error" else delta
 
     def end(self, reason: FinishReason, *, error: str | None = None, now: float = 0.0) -> TokenDelta:
         """Finish without new tokens."""

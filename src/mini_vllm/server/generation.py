@@ -6,7 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from mini_vllm.errors import EngineStepError
+from mini_vllm.errors import EngineStepError, InvalidParameterError
 from mini_vllm.server.door import TextEngine
 from mini_vllm.server.errors import ServerStoppingError
 from mini_vllm.server.lifecycle import Lifecycle
@@ -47,12 +47,22 @@ async def generate(
         async with aclosing(source):
             async for number, delta in source:
                 if delta.finish_reason == "error":
-                    raise EngineStepError(delta.error or "the engine failed while computing this request")
+                    raise _failure(delta)
                 if delta.finish_reason == "abort":
                     watch.check()
                     raise ServerStoppingError if lifecycle.is_cut else EngineStepError("the request was aborted")
                 terms.charge(len(delta.token_ids))
                 yield number, delta
+
+
+def _failure(delta: TextDelta) -> Exception:
+    """Of a choice that ended with an error: the caller's, or ours."""
+    if delta.refused:
+        return InvalidParameterError(
+            f"what the request demands of its output leaves no token that could follow: {delta.error}",
+            param="structured_outputs",
+        )
+    return EngineStepError(delta.error or "the engine failed while computing this request")
 
 
 async def _number(engine: TextEngine, number: int, job: Job, standing: Standing) -> AsyncGenerator[Numbered, None]:

@@ -70,6 +70,7 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     stop_token_id: int | None = None  # the EOS or stop token that ended it (it is the last of token_ids)
     num_cached_tokens: int = 0  # prompt tokens that came from the prefix cache
     error: str | None = None  # with finish_reason "error"
+    refused: bool = False  # the error lies in what was asked for, and not in the engine
     time: float = 0.0  # when the tokens were committed, on the engine's clock
     num_preemptions: int = 0  # so far
     metrics: RequestMetrics | None = None  # with the first token, and with the last delta
@@ -95,6 +96,7 @@ class TextDelta:
     num_output_tokens: int = 0  # of this choice so far
     num_cached_tokens: int = 0
     error: str | None = None
+    refused: bool = False  # the error lies in what was asked for, and not in the engine
     metrics: RequestMetrics | None = None  # with the first token, and with the last delta of the choice
 
 

