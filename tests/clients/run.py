@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("MINI_VLLM_CLIENTS", Path.home() / ".cache" / "mini-vllm" / "clients"))
 MODEL, KEY = "smollm2-135m", "secret"
 CONTEXT = {"schemathesis": "96"}  # tokens; other clients get more. Junk requests may ask for all of it
-SECONDS = 240  # for one client
+SECONDS = 400  # for one client
 CLIENTS = (
     *("openai", "node", "anthropic", "langchain-openai", "litellm", "instructor", "pydantic-ai", "llm", "lm-eval"),
     "openapi-python-client",
