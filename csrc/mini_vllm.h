@@ -57,7 +57,7 @@ enum mv_op_kind {
   MV_GELU = 12,            // x -> out
   MV_TAKE_ROWS = 13,       // x, logit_rows -> out
   MV_QUANTIZE = 14,        // x, weight = whose product comes next -> out: x as that product wants it; quantised
-                           // weights: width / 10 groups of int8 (quantized.cpp), bfloat16: width pairs of bfloat16
+                           // weights: width / 10 groups of int8 (quantize.cpp), bfloat16: width pairs of bfloat16
   MV_NUM_OPS = 15
 };
 

@@ -1,6 +1,6 @@
 // Products with weights in GGUF's K formats and int8 activations; k_panels.h has the formats and draws the layout.
 //
-// Activations are rounded in groups of 32 columns, as for all quantised weights (quantized.cpp): codes x, a scale a, and a
+// Activations are rounded in groups of 32 columns, as for all quantised weights (quantize.cpp): codes x, a scale a, and a
 // term. A weight group of 32 columns, or each half of it where groups have 16, adds to an output
 //
 //     no minimum:  (sum of q x - offset X) (d s a)                        X = sum of the x of the group
@@ -36,7 +36,7 @@ MV_INLINE F widen_bytes(const char *p) {
 #endif
 }
 
-// Rounded activations of neighbouring rows; quantized.cpp draws one.
+// Rounded activations of neighbouring rows; quantize.cpp draws one.
 struct Rows {
   const char *base;
   int64_t stride;  // bytes

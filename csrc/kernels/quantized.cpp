@@ -1,12 +1,7 @@
 // Products with 4- and 8-bit weights, which stay as they are; activations become int8 on the way in.
 //
-// MV_QUANTIZE rounds every row of x in groups of 32 columns:   scale = max |x| / 127,   q = round(x / scale)
-// and writes one row as   [ q: K bytes | scale: K/32 floats | term: K/32 words ]  with Q = sum of q over the group and
-//
-//     term = -128 Q (Q8_0, Q5_0)   or   -8 Q (Q4_0)   as an integer,   scale * Q (Q4_1, Q5_1, Q4_K, Q5_K)   as a float,
-//            the Q of both halves as 16-bit integers, the first one low (Q2_K, Q3_K, Q6_K).
-//
-// A group's share of an output is then, exactly but for the last roundings (k_quantized.cpp: the K formats),
+// Activations are codes q in groups of 32 columns, with a scale and a term each (quantize.cpp). A group's share of an output
+// is, exactly but for the last roundings (k_quantized.cpp: the K formats),
 //
 //     Q8_0, Q5_0, Q4_0:  (sum of code * q + term) * (weight scale * scale)
 //     Q4_1, Q5_1:        (sum of code * q)        * (weight scale * scale)  +  weight minimum * term
@@ -22,8 +17,6 @@
 namespace mv {
 namespace MV_ISA {
 namespace {
-
-typedef int8_t Codes __attribute__((vector_size(W)));
 
 constexpr int QUADS = GROUP_COLUMNS / 4;
 constexpr int PREFETCH_ONE_ROW = 4096;  // bytes ahead: at one row, panels are one stream
@@ -152,70 +145,6 @@ struct Quantized {
   }
 };
 
-MV_INLINE void store_codes(int8_t *codes, I q) {
-#if defined(__AVX512F__)
-  Codes narrow = (Codes)_mm512_cvtepi32_epi8((__m512i)q);
-#else
-  Codes narrow = __builtin_convertvector(q, Codes);
-#endif
-  memcpy(codes, &narrow, sizeof narrow);
-}
-
-// Sums of the codes of both halves of a group, in one word.
-int32_t half_sums(const int8_t *codes) {
-  int32_t first = 0, second = 0;
-  for (int i = 0; i < 16; i++) {
-    first += codes[i];
-    second += codes[16 + i];
-  }
-  return int32_t(uint32_t(second) << 16 | (uint32_t(first) & 0xffffu));
-}
-
-// One group of a row. A group whose largest number is below 1e-30 counts as zeros.
-void quantize_group(const float *x, int32_t format, int8_t *codes, float *scale, int32_t *term) {
-  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, held in the low bits
-  F largest = zero();
-  MV_UNROLL for (int i = 0; i < GROUP_COLUMNS; i += W) {
-    F v = load(x + i);
-    largest = max(largest, as_float(as_int(v) & 0x7fffffff));
-  }
-  float peak = max_lanes(largest);
-  bool empty = peak < 1e-30f;
-  float inverse = empty ? 0.0f : 127.0f / peak;
-  *scale = empty ? 0.0f : peak / 127.0f;
-  F sum = zero();
-  MV_UNROLL for (int i = 0; i < GROUP_COLUMNS; i += W) {
-    F shifted = load(x + i) * inverse + magic;
-    store_codes(codes + i, as_int(shifted) - 0x4b400000);
-    sum += shifted - magic;
-  }
-  float exact = sum_lanes(sum);  // at most 32 * 127, or NaN if x has a NaN or an infinity; then the scale is NaN too
-  bool finite = exact == exact;
-  if (!finite) *scale = exact;
-  int32_t total = finite ? int32_t(exact) : 0;
-  if (format == MV_Q2_K || format == MV_Q3_K || format == MV_Q6_K) {
-    *term = finite ? half_sums(codes) : 0;
-  } else if (has_minimum(format) || format == MV_Q4_K || format == MV_Q5_K) {
-    float shift = *scale * float(total);
-    memcpy(term, &shift, 4);
-  } else {
-    *term = total * (format == MV_Q4_0 ? -8 : -128);
-  }
-}
-
-void quantize(const mv_op &op, const StepView &, int64_t begin, int64_t end, char *) {
-  if (op.weight->format == MV_BF16) return round_to_bf16(op, begin, end);
-  const int groups = op.weight->cols / GROUP_COLUMNS;
-  for (int64_t t = begin; t < end; t++) {
-    const float *x = op.x + t * op.x_stride;
-    float *out = op.out + t * op.out_stride;
-    QuantizedRow row(out, op.weight->cols);
-    for (int g = 0; g < groups; g++)
-      quantize_group(x + g * GROUP_COLUMNS, op.weight->format, (int8_t *)row.codes + g * GROUP_COLUMNS,
-                     (float *)row.scales + g, (int32_t *)row.terms + g);
-  }
-}
-
 }  // namespace
 
 void multiply_quantized(const mv_op &op, int64_t num_rows, int64_t begin, int64_t end) {
@@ -228,8 +157,6 @@ void multiply_quantized(const mv_op &op, int64_t num_rows, int64_t begin, int64_
     default: return multiply_k_quantized(op, num_rows, begin, end);
   }
 }
-
-const Kernel QUANTIZE = {units_rows, quantize, 1};
 
 }  // namespace MV_ISA
 }  // namespace mv
