@@ -7,7 +7,7 @@
 //
 //   tile(layer, block, head) = [ K^T: ceil(head_dim / P) x block_size x P | V: ceil(block_size / P) x padded_dim x P ]
 //
-// Both parts are padded to whole cache lines. A block has the tiles of all its layers and heads together, [block][layer]
+// In int8, the float32 scales follow: block_size of K, then block_size of V. All parts are padded to whole cache lines. A block has the tiles of all its layers and heads together, [block][layer]
 // [head], so that the blocks in use fill whole pages of memory: with the layers apart, each would hold a large page of its
 // own that is mostly empty.
 #ifndef MINI_VLLM_KV_LAYOUT_H
@@ -21,7 +21,9 @@ static inline int padded_dim(int head_dim) { return (head_dim + 15) / 16 * 16; }
 static inline int64_t whole_lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 static inline int store_pack(int32_t format) { return format == MV_BF16 ? 2 : 1; }
-static inline int store_element_bytes(int32_t format) { return format == MV_F32 ? 4 : 2; }
+static inline int store_element_bytes(int32_t format) {
+  return format == MV_F32 ? 4 : format == MV_STORE_Q8 ? 1 : 2;
+}
 
 static inline int64_t key_bytes(const mv_store &s) {
   int pack = store_pack(s.format);
@@ -32,7 +34,10 @@ static inline int64_t value_bytes(const mv_store &s) {
   int64_t rows = (s.block_size + pack - 1) / pack * pack;
   return whole_lines(rows * padded_dim(s.head_dim) * store_element_bytes(s.format));
 }
-static inline int64_t tile_bytes(const mv_store &s) { return key_bytes(s) + value_bytes(s); }
+static inline int64_t scale_bytes(const mv_store &s) {
+  return s.format == MV_STORE_Q8 ? whole_lines(8 * int64_t(s.block_size)) : 0;
+}
+static inline int64_t tile_bytes(const mv_store &s) { return key_bytes(s) + value_bytes(s) + scale_bytes(s); }
 static inline char *tile_of(const mv_store &s, int layer, int64_t block, int head) {
   return (char *)s.data + ((block * s.num_layers + layer) * s.num_kv_heads + head) * tile_bytes(s);
 }

@@ -33,9 +33,12 @@ typedef struct mv_matrix {
   const float *bias;  // [N], or NULL
 } mv_matrix;
 
+// A format of stores alone: int8 with a float32 scale per token and head, one for K and one for V.
+enum { MV_STORE_Q8 = 64 };
+
 // K and V of every layer, in blocks of block_size tokens (kv_layout.h draws the layout).
 typedef struct mv_store {
-  int32_t format;
+  int32_t format;  // MV_F32, MV_F16, MV_BF16 or MV_STORE_Q8
   int32_t num_layers, num_blocks, block_size, num_kv_heads, head_dim;
   void *data;  // mv_store_bytes(), 64-byte aligned
 } mv_store;

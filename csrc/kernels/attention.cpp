@@ -240,7 +240,7 @@ class Reader {
     int begin = max32(split * SPLIT, t.first_key() / SPAN * SPAN), end = min32((split + 1) * SPLIT, t.last_position() + 1);
     for (int start = begin; start < end; start += SPAN) {
       if (!in_place()) {
-        accumulate_span(t, s, start, copy_span<Lanes>(t.place(start), scratch_.copy), nullptr);
+        accumulate_span(t, s, start, copy(t.place(start)), nullptr);
         continue;
       }
       Span<Lanes> span = located_ == index && located_start_ == start ? next_ : locate_span<Lanes>(t.place(start));
@@ -249,7 +249,12 @@ class Reader {
   }
 
  private:
-  bool in_place() const { return step_.store->block_size % GROUP == 0; }
+  bool in_place() const { return step_.store->block_size % GROUP == 0 && step_.store->format != MV_STORE_Q8; }
+  Span<Lanes> copy(const SpanPlace &place) const {
+    if constexpr (sizeof(typename Lanes::Element) == sizeof(float))
+      if (step_.store->format == MV_STORE_Q8) return widen_span(place, scratch_.copy);
+    return copy_span<Lanes>(place, scratch_.copy);
+  }
 
   // The task's next span, or the first one of the next task.
   bool locate_next(const Task &t, int64_t index, int start) {
@@ -339,7 +344,8 @@ void attend_units_of(const mv_op &op, const StepView &step, int64_t begin, int64
 }
 
 void attend(const mv_op &op, const StepView &step, int64_t begin, int64_t end, char *memory) {
-  if (step.store->format == MV_F32) attend_units_of<Singles<F32>>(op, step, begin, end, memory);
+  if (step.store->format == MV_F32 || step.store->format == MV_STORE_Q8)
+    attend_units_of<Singles<F32>>(op, step, begin, end, memory);
   if (step.store->format == MV_F16) attend_units_of<Singles<F16>>(op, step, begin, end, memory);
   if (step.store->format == MV_BF16) attend_units_of<Pairs>(op, step, begin, end, memory);
 }

@@ -1,6 +1,7 @@
 // One span of 64 keys of one sequence and K/V head: where its keys and values lie.
 //
-// Blocks whose size is a multiple of 16 are read in place; other block sizes are first copied to the same shape.
+// Blocks whose size is a multiple of 16 are read in place; other block sizes are first copied to the same shape, and int8 is
+// widened to it.
 #ifndef MINI_VLLM_KERNELS_ATTENTION_SPAN_H
 #define MINI_VLLM_KERNELS_ATTENTION_SPAN_H
 
@@ -17,7 +18,6 @@ struct SpanPlace {
   const int32_t *table;
   int layer, head, start, low, high;
 
-  bool in_place() const { return store->block_size % GROUP == 0; }
   char *tile(int position) const { return tile_of(*store, layer, table[position / store->block_size], head); }
 };
 
@@ -69,6 +69,33 @@ Span<Lanes> copy_span(const SpanPlace &place, char *memory) {
   span.key_stride = GROUP * P;
   for (int g = 0; g < GROUPS; g++) {
     span.keys[g] = keys + g * GROUP * span.steps * P;
+    span.values[g] = values + g * GROUP * span.padded;
+  }
+  return span;
+}
+
+// The same of an int8 store: codes times the scale of their token become float32.
+inline Span<Singles<F32>> widen_span(const SpanPlace &place, char *memory) {
+  const mv_store &s = *place.store;
+  Span<Singles<F32>> span = empty_span<Singles<F32>>(s);
+  float *keys = (float *)memory, *values = keys + SPAN * span.steps;
+  int run = 0;  // keys that are neighbours both in their block and in their group
+  for (int j = place.low; j < place.high; j += run) {
+    const int offset = (place.start + j) % s.block_size;
+    const int8_t *from_keys = (const int8_t *)place.tile(place.start + j), *from_values = from_keys + key_bytes(s);
+    const float *scales = (const float *)(from_values + value_bytes(s)) + offset;
+    run = min32(min32(place.high - j, s.block_size - offset), GROUP - j % GROUP);
+    float *to = keys + j / GROUP * GROUP * span.steps + j % GROUP;
+    for (int d = 0; d < span.steps; d++)
+      for (int k = 0; k < run; k++) to[d * GROUP + k] = from_keys[int64_t(d) * s.block_size + offset + k] * scales[k];
+    for (int k = 0; k < run; k++)
+      for (int i = 0; i < span.padded; i++)
+        values[int64_t(j + k) * span.padded + i] =
+            from_values[int64_t(offset + k) * span.padded + i] * scales[s.block_size + k];
+  }
+  span.key_stride = GROUP;
+  for (int g = 0; g < GROUPS; g++) {
+    span.keys[g] = keys + g * GROUP * span.steps;
     span.values[g] = values + g * GROUP * span.padded;
   }
   return span;

@@ -38,6 +38,31 @@ void write_key_value(const mv_op &op, const mv_store &s, int head, int32_t slot,
   for (int i = 0; i < padded; i++) values[value_index<P>(offset, i, padded)] = row[i];
 }
 
+// int8 codes x / scale with scale = max |x| / 127 of the head. Returns the scale.
+float write_codes(const float *x, int n, int8_t *out, int64_t stride) {
+  float peak = 0.0f, flaw = 0.0f;  // NaN if some x is NaN or infinite: then so is the scale, and all that reads it
+  for (int i = 0; i < n; i++) peak = peak < __builtin_fabsf(x[i]) ? __builtin_fabsf(x[i]) : peak;
+  for (int i = 0; i < n; i++) flaw += x[i] * 0.0f;
+  const float inverse = peak < 1e-30f ? 0.0f : 127.0f / peak, magic = 12582912.0f;  // 1.5 * 2^23 rounds to an integer
+  for (int i = 0; i < n; i++) {
+    float shifted = x[i] * inverse + magic;
+    int32_t bits;
+    memcpy(&bits, &shifted, 4);
+    out[i * stride] = int8_t(bits - 0x4b400000);
+  }
+  return (peak < 1e-30f ? 0.0f : peak / 127.0f) + flaw;
+}
+
+void write_key_value_codes(const mv_op &op, const mv_store &s, int head, int32_t slot, const float *k, const float *v) {
+  const int64_t offset = slot % s.block_size, padded = padded_dim(op.head_dim);
+  int8_t *tile = (int8_t *)tile_of(s, op.layer, slot / s.block_size, head), *values = tile + key_bytes(s);
+  float *scales = (float *)(values + value_bytes(s)) + offset;
+  scales[0] = write_codes(k, op.head_dim, tile + offset, s.block_size);
+  scales[s.block_size] = write_codes(v, op.head_dim, values + offset * padded, 1);
+  memset(values + offset * padded + op.head_dim, 0, size_t(padded - op.head_dim));
+}
+
+// P = 0: int8.
 template <typename Format, int P>
 void rope_store_rows(const mv_op &op, const StepView &step, int64_t begin, int64_t end) {
   int d = op.head_dim, half = op.rope_dims / 2;
@@ -50,7 +75,10 @@ void rope_store_rows(const mv_op &op, const StepView &step, int64_t begin, int64
     for (int h = 0; h < op.num_heads; h++) rotate(q + h * d, cos, sin, half, d, out + h * d);
     for (int h = 0; h < op.num_kv_heads; h++) {
       rotate(k + h * d, cos, sin, half, d, key);
-      write_key_value<Format, P>(op, *step.store, h, step.in.slots[t], key, v + h * d);
+      if constexpr (P == 0)
+        write_key_value_codes(op, *step.store, h, step.in.slots[t], key, v + h * d);
+      else
+        write_key_value<Format, P>(op, *step.store, h, step.in.slots[t], key, v + h * d);
     }
   }
 }
@@ -59,6 +87,7 @@ void rope_store(const mv_op &op, const StepView &step, int64_t begin, int64_t en
   if (step.store->format == MV_F32) rope_store_rows<F32, 1>(op, step, begin, end);
   if (step.store->format == MV_F16) rope_store_rows<F16, 1>(op, step, begin, end);
   if (step.store->format == MV_BF16) rope_store_rows<BF16, 2>(op, step, begin, end);
+  if (step.store->format == MV_STORE_Q8) rope_store_rows<F32, 0>(op, step, begin, end);
 }
 
 }  // namespace

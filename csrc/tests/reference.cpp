@@ -125,6 +125,14 @@ void rotate(const mv_op &op, int position, const float *x, float *out) {
   }
 }
 
+// The int8 rounding of one head of K or V.
+void round_head(const float *x, int d, double *out) {
+  float peak = 0;
+  for (int i = 0; i < d; i++) peak = std::max(peak, std::fabs(x[i]));
+  const float inverse = peak < 1e-30f ? 0 : 127.0f / peak, scale = peak < 1e-30f ? 0 : peak / 127.0f;
+  for (int i = 0; i < d; i++) out[i] = std::nearbyintf(x[i] * inverse) * scale;
+}
+
 void rope_store(const Run &run, const mv_op &op, int row, std::vector<Expected> &out) {
   const float *x = row_of(op, row);
   const int d = op.head_dim, position = run.step.positions[size_t(row)], format = run.program.store().shape.format;
@@ -137,6 +145,11 @@ void rope_store(const Run &run, const mv_op &op, int row, std::vector<Expected> 
     const float *k = x + (op.num_heads + h) * d, *v = k + op.num_kv_heads * d;
     rotate(op, position, k, rotated.data());
     int64_t slot = run.step.slots[size_t(row)];
+    if (format == MV_STORE_Q8) {
+      round_head(rotated.data(), d, run.mirror.key(op.layer, slot, h));
+      round_head(v, d, run.mirror.value(op.layer, slot, h));
+      continue;
+    }
     for (int i = 0; i < d; i++) {
       run.mirror.key(op.layer, slot, h)[i] = round_to(format, rotated[size_t(i)]);
       run.mirror.value(op.layer, slot, h)[i] = round_to(format, v[i]);

@@ -88,7 +88,8 @@ const std::vector<std::pair<int, int>> &ragged(const Context &c) { return c.quic
 
 void check_ragged(const Context &c, Setup setup, const std::vector<std::pair<int, int>> &chunks) {
   trying("%d/%d heads of %d, blocks of %d, %s, window %d, cap %g", setup.heads.num_heads, setup.heads.num_kv_heads,
-         setup.heads.head_dim, setup.block_size, format_of(setup.format).name, setup.heads.window,
+         setup.heads.head_dim, setup.block_size,
+         setup.format == MV_STORE_Q8 ? "int8" : format_of(setup.format).name, setup.heads.window,
          double(setup.heads.softcap));
   for (const auto &chunk : chunks) setup.lengths.push_back(chunk.first + chunk.second);
   std::vector<Part> before, now;
@@ -102,7 +103,7 @@ void check_ragged(const Context &c, Setup setup, const std::vector<std::pair<int
   attention.run(now, true);
 }
 
-const int STORE_FORMATS[] = {MV_F32, MV_F16, MV_BF16};
+const int STORE_FORMATS[] = {MV_F32, MV_F16, MV_BF16, MV_STORE_Q8};
 
 }  // namespace
 
@@ -156,7 +157,7 @@ MV_TEST(attention_over_a_long_history) {
 MV_TEST(attention_has_the_same_bits_however_it_is_cut) {
   for (int round = 0; round < context.rounds; round++) {
     Random random(context.seed * 1000 + uint64_t(round));
-    Setup setup = {heads(6, random.below(2) ? 2 : 3, random.between(1, 5) * 4), 1, STORE_FORMATS[random.below(3)], {}, 1};
+    Setup setup = {heads(6, random.below(2) ? 2 : 3, random.between(1, 5) * 4), 1, STORE_FORMATS[random.below(4)], {}, 1};
     setup.block_size = std::vector<int>{1, 7, 16, 32}[size_t(random.below(4))];
     setup.heads.window = random.below(2) ? 0 : random.between(1, 400);
     for (int i = random.between(1, 4); i > 0; i--)

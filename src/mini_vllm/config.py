@@ -69,8 +69,9 @@ class CacheConfig:
     kv_cache_memory_share: float = doc(0.5, "share of free memory for the KV cache when no size is given")
     kv_cache_dtype: str = doc(
         "auto",
-        "number format of K and V; auto: float32 for float32 weights, float16 for float16, else bfloat16",
-        choices=("auto", "float32", "bfloat16", "float16"),
+        "number format of K and V; auto: float32 for float32 weights, float16 for float16, else bfloat16; "
+        "int8 has a scale per token and head",
+        choices=("auto", "float32", "bfloat16", "float16", "int8"),
     )
     enable_prefix_caching: bool = doc(True, "share full blocks between equal prefixes", aliases=("--prefix-caching",))
     kv_cache: bool = doc(True, "off: recompute the whole sequence at every step (to measure what the cache buys)")

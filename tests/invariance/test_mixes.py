@@ -110,6 +110,14 @@ def test_mixes_on_every_instruction_set(form, isa, monkeypatch):
     compare(executors, TINY, tiny_text(), range(5), label=f"{form} {isa}")
 
 
+def test_mixes_over_keys_and_values_in_int8():
+    checkpoint = tiny_checkpoint("q8_0")
+    executors = [load(checkpoint, TINY, threads=t, block_size=size, kv_cache_dtype="int8") for t, size in LAYOUTS]
+    assert {executor.description["kv_format"] for executor in executors} == {"q8"}
+    seen = compare(executors, TINY, tiny_text(), range(40), label="int8 store")
+    assert seen.events["preempted"] and seen.events["shared a prefix"]
+
+
 @pytest.mark.slow
 def test_mixes_of_the_default_model(default_model):
     checkpoint = weights.open_checkpoint(default_model)

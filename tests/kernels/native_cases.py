@@ -36,7 +36,11 @@ def to_bf16_bits(values: np.ndarray) -> np.ndarray:
 
 
 def rounded(values: np.ndarray, number_format: str) -> np.ndarray:
-    """Values as the format holds them, in float32."""
+    """Values as the format holds them, in float32; "q8" has a scale for each last dimension."""
+    if number_format == "q8":
+        peak = np.abs(values).max(axis=-1, keepdims=True).astype(np.float32)
+        codes = np.rint(values * (np.float32(127) / peak))
+        return (codes * (peak / np.float32(127))).astype(np.float32)
     if number_format == "bf16":
         return (to_bf16_bits(values).astype(np.uint32) << 16).view(np.float32).reshape(values.shape)
     return values.astype({"f32": np.float32, "f16": np.float16}[number_format]).astype(np.float32)

@@ -60,7 +60,7 @@ def device(request):
     return NativeDevice(threads=2, isa=request.param)
 
 
-@pytest.mark.parametrize("number_format", FORMATS)
+@pytest.mark.parametrize("number_format", (*FORMATS, "q8"))
 @pytest.mark.parametrize("block_size", (1, 7, 16, 48))
 def test_block_sizes_and_formats(device, number_format, block_size):
     check_ragged(device, AttentionSpec(1, 6, 2, 32, 32**-0.5), block_size=block_size, number_format=number_format)

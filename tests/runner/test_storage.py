@@ -63,7 +63,10 @@ def test_kv_format_follows_the_weights():
         "f32", "f16", "bf16", "bf16", "bf16",
     ]  # fmt: skip
     assert kv_format("float32", "q4_1", ALL) == "f32"
+    assert kv_format("int8", "q4_1", ALL | {"q8"}) == "q8"
     assert kv_format("auto", "q4_1", frozenset({"f32"})) == "f32"
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype is int8 .* float32, float16, bfloat16 only"):
+        kv_format("int8", "f32", ALL)
     with pytest.raises(ConfigError, match=r"kv_cache_dtype is float16 .* float32 only"):
         kv_format("float16", "f32", frozenset({"f32"}))
 
@@ -114,3 +117,9 @@ def test_free_memory_under_version_1_groups(tmp_path):
 
 def test_free_memory_of_this_machine_is_plausible():
     assert 2**24 < free_memory() < 2**50
+
+
+def test_int8_blocks_hold_a_byte_an_element_and_a_scale_for_each_head_of_a_token():
+    bfloat16, int8 = (KVShape(30, 3, 64, 1, 16, dtype).bytes_per_block for dtype in ("bf16", "q8"))
+    assert bfloat16 == 2 * 30 * 3 * 16 * 64 * 2
+    assert int8 == 2 * 30 * 3 * 16 * (64 + 4)

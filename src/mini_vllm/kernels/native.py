@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mini_vllm.errors import ConfigError
-from mini_vllm.kernels.native_abi import FORMATS, bind_library
+from mini_vllm.kernels.native_abi import FORMATS, STORE_FORMATS, bind_library
 from mini_vllm.kernels.native_memory import LinearWeight, NativeStore, PackedMatrix, RopeTables, to_float32
 from mini_vllm.kernels.native_program import NativeProgram, Team
 from mini_vllm.kernels.native_threads import default_threads
@@ -31,7 +31,7 @@ class NativeDevice:
 
     name = "native"
     weight_formats = frozenset(FORMATS)
-    store_dtypes = frozenset({"f32", "f16", "bf16"})
+    store_dtypes = frozenset(STORE_FORMATS)
 
     def __init__(self, *, threads: int | None = None, isa: str | None = None) -> None:
         self._library = bind_library()

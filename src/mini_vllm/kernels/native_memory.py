@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mini_vllm.errors import ConfigError
-from mini_vllm.kernels.native_abi import FORMATS, QUANTIZED, Matrix, Store
+from mini_vllm.kernels.native_abi import FORMATS, QUANTIZED, STORE_FORMATS, Matrix, Store
 from mini_vllm.kernels.table import KVShape
 from mini_vllm.kernels.tensors import HostTensor
 
@@ -119,7 +119,7 @@ class NativeStore:
     def __init__(self, library: ctypes.CDLL, shape: KVShape) -> None:
         self.shape = shape
         self.struct = Store(
-            FORMATS[shape.dtype],
+            STORE_FORMATS[shape.dtype],
             shape.num_layers,
             shape.num_blocks,
             shape.block_size,

@@ -43,13 +43,14 @@ class KVShape:
     head_dim: int
     num_blocks: int
     block_size: int
-    dtype: str  # "f32", "f16" or "bf16"
+    dtype: str  # "f32", "f16", "bf16", or "q8": int8 with a float32 scale per token and head
 
     @property
     def bytes_per_block(self) -> int:
         """K and V of all layers for one block."""
-        element = 4 if self.dtype == "f32" else 2
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.block_size * element
+        element = {"f32": 4, "q8": 1}.get(self.dtype, 2)
+        scale = 4 if self.dtype == "q8" else 0
+        return 2 * self.num_layers * self.num_kv_heads * self.block_size * (self.head_dim * element + scale)
 
 
 class OpTable(Protocol):

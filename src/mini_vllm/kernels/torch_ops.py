@@ -43,7 +43,7 @@ class TorchKVStore:
     """K and V per layer, each [num_blocks, block_size, num_kv_heads, head_dim]."""
 
     shape: KVShape
-    keys: tuple[torch.Tensor, ...]
+    keys: tuple[torch.Tensor, ...]  # of a "q8" store already multiplied by their scales, in float32
     values: tuple[torch.Tensor, ...]
     num_writes: int = 0  # calls of write since the store was made
 
@@ -52,7 +52,10 @@ class TorchKVStore:
         """Uninitialised."""
         size = (shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
         keys, values = (
-            tuple(torch.empty(size, dtype=DTYPES[shape.dtype], device=device) for _ in range(shape.num_layers))
+            tuple(
+                torch.empty(size, dtype=DTYPES.get(shape.dtype, torch.float32), device=device)
+                for _ in range(shape.num_layers)
+            )
             for _ in ("K", "V")
         )
         return cls(shape, keys, values)
@@ -61,13 +64,21 @@ class TorchKVStore:
         """Store rows key, value [T, num_kv_heads, head_dim] at flat slots [T], rounded to the store's format."""
         self.num_writes += 1
         for pool, rows in ((self.keys[layer], key), (self.values[layer], value)):
-            pool.flatten(0, 1)[slots] = rows.to(pool.dtype)
+            rounded = round_to_codes(rows) if self.shape.dtype == "q8" else rows
+            pool.flatten(0, 1)[slots] = rounded.to(pool.dtype)
 
     def read(self, layer: int, block_table: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of positions 0 … length - 1 of one sequence, each [length, num_kv_heads, head_dim] in float32."""
         blocks = block_table[: math.ceil(length / self.shape.block_size)].long()
         key, value = (pool[blocks].flatten(0, 1)[:length].float() for pool in (self.keys[layer], self.values[layer]))
         return key, value
+
+
+def round_to_codes(rows: torch.Tensor) -> torch.Tensor:
+    """x [..., D] as int8 codes times a scale per last dimension hold it: scale = max |x| / 127."""
+    peak = rows.float().abs().amax(dim=-1, keepdim=True)
+    inverse = torch.where(peak < 1e-30, 0.0, 127.0 / peak)
+    return torch.round(rows.float() * inverse) * torch.where(peak < 1e-30, 0.0, peak / 127.0)
 
 
 @dataclass(frozen=True, slots=True)

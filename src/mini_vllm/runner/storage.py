@@ -13,13 +13,13 @@ from mini_vllm.config import CacheConfig, parse_bytes
 from mini_vllm.errors import ConfigError
 from mini_vllm.kernels.table import KVShape
 
-_KV_FORMATS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+_KV_FORMATS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "q8"}
 
 MAX_SLOTS = 2**31 - 1  # places for one token each; kernels address them with 32 bits
 
 
 def kv_format(setting: str, weight_format: str, supported: frozenset[str]) -> str:
-    """The KV number format ("f32", "f16", "bf16"): as set, else float32 for float32 weights, float16 for float16,
+    """The KV number format ("f32", "f16", "bf16", "q8"): as set, else float32 for float32 weights, float16 for float16,
     bfloat16 for bfloat16 and quantised ones. What the device cannot hold is an error if set, else float32.
     """
     if setting == "auto":
