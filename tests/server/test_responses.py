@@ -82,7 +82,8 @@ def bare(value: Any) -> Any:
 
 def test_a_text_whole_and_streamed(puppet: Rig) -> None:
     found = respond(puppet, "say:Grüß dich!", metadata={"a": "b"}, instructions="Be nice.")
-    assert found["object"] == "response" and found["status"] == "completed" and found["model"] == MODEL
+    assert found["id"].startswith("resp_") and found["object"] == "response"
+    assert found["status"] == "completed" and found["model"] == MODEL
     assert found["metadata"] == {"a": "b"} and found["instructions"] == "Be nice." and found["error"] is None
     [item] = found["output"]
     assert (item["type"], item["role"], item["status"]) == ("message", "assistant", "completed")
@@ -182,6 +183,7 @@ def test_conversations_are_bounded_and_each_clients_own() -> None:
         ({"truncation": "auto"}, "truncation"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"n": 2}, "n"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"input": None}, "input"),
     ],
 )

@@ -55,8 +55,8 @@ class Service:
             )
 
     def head(self, prefix: str) -> Head:
-        """Id, time and model of a new answer."""
-        return Head(f"{prefix}-{secrets.token_hex(12)}", int(self.wall_clock()), self.model_names[0])
+        """Id, time and model of a new answer; `prefix`: how its id begins, as `cmpl-`."""
+        return Head(f"{prefix}{secrets.token_hex(12)}", int(self.wall_clock()), self.model_names[0])
 
     def terms(
         self, connection: HTTPConnection, body: GenerationRequest | EmbeddingRequest, *, arrival: float | None = None

@@ -62,7 +62,7 @@ def router(service: Service) -> APIRouter:
 
 async def _measure(service: Service, body: BenchmarkRequest, terms: Terms) -> BenchmarkResponse:
     [prompt] = await service.reader.read(body.prompt, n=1)
-    count, head = body.requests, service.head("bench")
+    count, head = body.requests, service.head("bench-")
     jobs = [
         Job(
             request_id=f"{head.id}-{number}",

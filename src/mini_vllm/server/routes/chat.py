@@ -33,7 +33,7 @@ def router(service: Service) -> APIRouter:
 
 
 async def _answer(service: Service, body: ChatRequest, terms: Terms) -> Response:
-    chat = await start_chat(service, body, terms, prefix="chatcmpl")
+    chat = await start_chat(service, body, terms, prefix="chatcmpl-")
     if body.stream:
         return EventStream(_events(body, chat), request_id=chat.answer.head.id)
     await chat.read()

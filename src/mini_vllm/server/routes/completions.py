@@ -39,7 +39,7 @@ def router(service: Service) -> APIRouter:
 async def _answer(service: Service, body: CompletionRequest, terms: Terms) -> Response:
     params = completion_params(body, service.engine.default_sampling_params())
     prompts = await service.reader.read(body.prompt, n=params.n)
-    head = service.head("cmpl")
+    head = service.head("cmpl-")
     answer = CompletionAnswer(head, prompts, params, texts=service.texts(params), echo=bool(body.echo))
     jobs = [service.job(f"{head.id}-{number}", prompt.token_ids, params, body) for number, prompt in enumerate(prompts)]
     deltas = service.generate(jobs, terms)

@@ -37,7 +37,7 @@ def router(service: Service) -> APIRouter:
 async def _answer(service: Service, body: GenerateRequest, terms: Terms) -> Response:
     params = generate_params(body)
     [prompt] = await service.reader.read(body.prompt, n=1)
-    head = service.head("gen")
+    head = service.head("gen-")
     answer = GenerateAnswer(head.id, prompt, params, service.texts(params))
     deltas = service.generate([service.job(head.id, prompt.token_ids, params, body)], terms)
     return EventStream(_events(answer, deltas), request_id=head.id, end=b"", encode_error=_error)

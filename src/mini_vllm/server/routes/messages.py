@@ -70,7 +70,7 @@ async def _count(service: Service, request: Request) -> Response:
 
 
 async def _answer(service: Service, body: MessagesRequest, terms: Terms) -> Response:
-    chat = await start_chat(service, chat_request(body), terms, prefix="msg")
+    chat = await start_chat(service, chat_request(body), terms, prefix="msg_")
     writer = MessageWriter(chat.answer.head)
     events = _events(chat, writer)
     if body.stream:

@@ -55,7 +55,7 @@ class _Thread:
 
 
 async def _answer(service: Service, thread: _Thread, terms: Terms) -> Response:
-    chat = await start_chat(service, chat_request(thread.body, thread.earlier), terms, prefix="resp")
+    chat = await start_chat(service, chat_request(thread.body, thread.earlier), terms, prefix="resp_")
     writer = ResponseWriter(chat.answer.head, thread.body)
     events = _events(chat, writer, thread)
     if thread.body.stream:

@@ -119,7 +119,7 @@ class _Session:
         message = GENERATE.decode(data)
         self._service.check_model(message.model)
         self._service.rates.admit(self._socket.state.client)
-        head_id = self._service.head("gen").id
+        head_id = self._service.head("gen-").id
         shown_id = message.request_id or head_id
         if shown_id in self._tasks:
             raise InvalidParameterError(f"request_id {shown_id!r:.100} is in use on this connection; choose another")

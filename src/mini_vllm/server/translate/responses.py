@@ -26,6 +26,10 @@ _SHARED = tuple(
 def chat_request(request: ResponsesRequest, earlier: Sequence[ChatMessage]) -> ChatRequest:
     """The same as a chat request; `earlier`: the conversation that it goes on with."""
     _refuse_unsupported(request)
+    if request.max_output_tokens is not None and request.max_output_tokens < 1:
+        raise InvalidParameterError(
+            f"max_output_tokens is {request.max_output_tokens}; it must be at least 1", param="max_output_tokens"
+        )
     shared = {name: getattr(request, name) for name in _SHARED}
     system = [] if request.instructions is None else [ChatMessage(role="system", content=request.instructions)]
     wants_logprobs = request.top_logprobs is not None or LOGPROBS in (request.include or ())
