@@ -80,6 +80,7 @@ def test_a_text(puppet: Rig) -> None:
     found = send(puppet, "say:Grüß dich!", system="Be nice.")
     assert found["content"] == [{"type": "text", "text": "Grüß dich!"}]
     assert (found["type"], found["role"], found["stop_reason"]) == ("message", "assistant", "end_turn")
+    assert found["id"].startswith("msg_")
     usage = found["usage"]
     parts = [{"type": "text", "text": "say:Grüß dich!"}]
     again = send(puppet, [{"role": "user", "content": parts}], system=[{"type": "text", "text": "Be nice."}])
@@ -95,6 +96,17 @@ def test_how_it_ends(puppet: Rig) -> None:
     stopped = send(puppet, "say:0123456789", stop_sequences=["56"])
     assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", "56")
     assert stopped["content"][0]["text"] == "01234"
+
+
+def test_an_answer_that_the_client_began_goes_on(rig: Rig) -> None:
+    turns = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "say:0123456789"}]
+    for begun in (turns, [turns[0], {"role": "assistant", "content": [{"type": "text", "text": "say:0123456789"}]}]):
+        found = send(rig, begun, max_tokens=4)
+        assert found["content"][0]["text"] == "0123"
+        read = found["usage"]["input_tokens"] + found["usage"]["cache_read_input_tokens"]
+        count = answer(rig.http.post("/v1/messages/count_tokens", json={"messages": begun}))["input_tokens"]
+        body = {"messages": turns, "continue_final_message": True}
+        assert read == count == answer(rig.http.post("/tokenize", json=body))["count"]
 
 
 def test_tools_and_their_results(puppet: Rig) -> None:
@@ -138,6 +150,8 @@ def test_counting_is_what_a_message_reads(puppet: Rig) -> None:
     ("fields", "status", "kind", "words"),
     [
         ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens is required"),
+        ({"max_tokens": 0}, 400, "invalid_request_error", "max_tokens is 0"),
+        ({"tool_choice": {"type": "any"}}, 400, "invalid_request_error", "there are no tools"),
         ({"model": "nobody"}, 404, "not_found_error", "does not exist"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "invalid_request_error", "image"),
         ({"messages": [{"role": "robot", "content": "a"}]}, 400, "invalid_request_error", "robot"),

@@ -29,16 +29,20 @@ def chat_request(request: MessagesRequest) -> ChatRequest:
     """The same as a chat request."""
     if request.max_tokens is None:
         raise InvalidParameterError("max_tokens is required", param="max_tokens")
+    if request.max_tokens < 1:
+        raise InvalidParameterError(f"max_tokens is {request.max_tokens}; it must be at least 1", param="max_tokens")
     if (request.n or 1) != 1:
         raise InvalidParameterError(f"n is {request.n}; a message is one answer, so leave it out", param="n")
     choice = request.tool_choice or {}
+    messages = chat_messages(request)
     return ChatRequest(
         **{name: getattr(request, name) for name in _SHARED},
-        messages=chat_messages(request),
+        messages=messages,
+        continue_final_message=_is_begun(messages),
         max_completion_tokens=request.max_tokens,
         stop=request.stop_sequences or request.stop,
         tools=_tools(request.tools),
-        tool_choice=_tool_choice(choice) if request.tools else None,
+        tool_choice=_tool_choice(choice),
         parallel_tool_calls=False if choice.get("disable_parallel_tool_use") is True else None,
         thinking_token_budget=_budget(request.thinking) or request.thinking_token_budget,
         chat_template_kwargs=request.chat_template_kwargs,
@@ -47,12 +51,20 @@ def chat_request(request: MessagesRequest) -> ChatRequest:
 
 def count_request(request: CountRequest) -> ChatRequest:
     """As much of a chat request as decides its prompt."""
+    messages = chat_messages(request)
     return ChatRequest(
         model=request.model,
-        messages=chat_messages(request),
+        messages=messages,
+        continue_final_message=_is_begun(messages),
         tools=_tools(request.tools),
-        tool_choice=_tool_choice(request.tool_choice or {}) if request.tools else None,
+        tool_choice=_tool_choice(request.tool_choice or {}),
     )
+
+
+def _is_begun(messages: Sequence[ChatMessage]) -> bool | None:
+    """Whether a text of the assistant stands last: in this API it is the start of the answer, which goes on with it."""
+    last = messages[-1] if messages else None
+    return (last is not None and last.role == "assistant" and bool(last.content) and not last.tool_calls) or None
 
 
 def chat_messages(request: MessagesRequest | CountRequest) -> list[ChatMessage]:
