@@ -210,7 +210,9 @@ def test_a_queue_that_is_full_is_a_429_with_retry_after() -> None:
 def test_health_is_503_when_the_engine_is_dead() -> None:
     with serving() as rig:
         assert rig.http.get("/health").json() == {"status": "ok"}
+        assert [rig.http.head(path).status_code for path in ("/health", "/ready")] == [200, 200]
         rig.llm.shutdown()
+        assert [rig.http.head(path).status_code for path in ("/health", "/ready")] == [503, 503]
         response = rig.http.get("/health")
         assert (response.status_code, response.json()) == (503, {"status": "the engine is dead"})
         response = rig.http.post("/v1/completions", json={"prompt": "say:x"})

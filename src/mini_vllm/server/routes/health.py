@@ -12,11 +12,13 @@ def router(service: Service) -> APIRouter:
     """The routes."""
     routes = APIRouter()
 
+    @routes.head("/health", include_in_schema=False)
     @routes.get("/health", **describe(None, Health))
     async def health() -> Response:
         """200 while requests are answered, otherwise 503."""
         return _health(service)
 
+    @routes.head("/ready", include_in_schema=False)
     @routes.get("/ready", **describe(None, Health))
     async def ready() -> Response:
         """The same, for those who ask whether to send requests here. The model is loaded before anything is served."""
