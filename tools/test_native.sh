@@ -110,8 +110,9 @@ x86() {
   [ "$(uname -m)" = x86_64 ] || { skip x86 "this is not an x86-64 machine"; return; }
   need qemu-x86_64 qemu-user || { skip x86 "needs qemu-x86_64 (Debian: apt install qemu-user)"; return; }
   build plain
-  # One without AVX-512, one without AVX. Not all tests on the first: qemu 7 flushes denormal halves, which no processor does.
-  run plain qemu-x86_64 -cpu max -- --rounds 3 --isa avx2 --only attention
+  # One without AVX-512, one without AVX. Not all tests on the first: qemu 7 flushes denormal halves, which no processor
+  # does, and among the many float16 numbers of large heads there are some.
+  run plain qemu-x86_64 -cpu max -- --rounds 3 --isa avx2 --only attention --skip head_sizes
   run plain qemu-x86_64 -cpu Nehalem -- --rounds 3
 }
 

@@ -1,6 +1,6 @@
 // The test runner of the native library: no Python, nothing but the C interface and a compiler.
 //
-// usage: mini_vllm_tests [--isa NAME] [--threads N] [--seed N] [--rounds N] [--only PART_OF_A_NAME] [--list]
+// usage: mini_vllm_tests [--isa NAME] [--threads N] [--seed N] [--rounds N] [--only PART_OF_A_NAME] [--skip PART] [--list]
 // Runs every test on every instruction set of this machine (or on one). Exit status 1 when a check fails.
 #include <unistd.h>
 
@@ -65,7 +65,7 @@ void run_test(const Test &test, const Context &context) {
 
 struct Options {
   Context context = {nullptr, 2, 1, 20};
-  const char *only = "";
+  const char *only = "", *skip = "";  // parts of names
   bool list = false;
 };
 
@@ -88,8 +88,10 @@ Options parse(int argc, char **argv) {
       options.context.rounds = std::atoi(value);
     } else if (name == "--only") {
       options.only = value;
+    } else if (name == "--skip") {
+      options.skip = value;
     } else {
-      std::fprintf(stderr, "unknown option %s; there are --isa --threads --seed --rounds --only --list\n", argv[i]);
+      std::fprintf(stderr, "unknown option %s; there are --isa --threads --seed --rounds --only --skip --list\n", argv[i]);
       std::exit(2);
     }
   }
@@ -144,6 +146,7 @@ int main(int argc, char **argv) {
     context.isa = isa.c_str();
     for (const Test &test : tests()) {
       if (!std::strstr(test.name, options.only)) continue;
+      if (*options.skip && std::strstr(test.name, options.skip)) continue;
       count++;
       options.list ? void(std::puts(test.name)) : run_test(test, context);
     }

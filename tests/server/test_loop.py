@@ -91,6 +91,12 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_loop_goes_on_beside(llm: AsyncLLM, name: str) -> None:
-    gap, seconds, response = longest_gap(llm, *CASES[name])
-    assert response.status_code == 200, response.text
-    assert gap < max(0.1, seconds / 3), f"the loop stood still for {gap:.3f} s of {seconds:.3f}"
+    """One good try is enough: whoever blocks the loop blocks it every time, and a busy machine only now and then."""
+    tries = []
+    for _ in range(5):
+        gap, seconds, response = longest_gap(llm, *CASES[name])
+        assert response.status_code == 200, response.text
+        tries.append((gap, seconds))
+        if gap < max(0.1, seconds / 3):
+            return
+    pytest.fail(f"the loop stood still every time; (gap, seconds): {tries}")
