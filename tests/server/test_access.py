@@ -172,3 +172,6 @@ def test_key_files_without_usable_keys_are_refused(tmp_path, text: str) -> None:
         read_keys(ServerConfig(api_key_file=str(file)))
     with pytest.raises(ConfigError, match="No such file"):
         read_keys(ServerConfig(api_key_file=str(tmp_path / "missing")))
+    for nothing in ("", " , "):
+        with pytest.raises(ConfigError, match="holds no key"):
+            read_keys(ServerConfig(api_key=nothing))

@@ -24,8 +24,12 @@ POLICY_VIOLATION = 1008
 
 
 def read_keys(config: ServerConfig) -> tuple[str, ...]:
-    """The keys that a configuration names. `ConfigError` if a file cannot be read or a key cannot be sent."""
+    """The keys that a configuration names. `ConfigError` if it names none where it should, or one that cannot be sent."""
     keys = split_list(config.api_key)
+    if config.api_key is not None and not keys:  # an unset variable, say: it must not open the server to everybody
+        raise ConfigError(
+            f"api_key is {config.api_key!r}, which holds no key; give one or leave it out", param="api_key"
+        )
     if config.api_key_file is not None:
         try:
             lines = Path(config.api_key_file).read_text().splitlines()
