@@ -24,7 +24,7 @@ POLICY_VIOLATION = 1008
 
 
 def read_keys(config: ServerConfig) -> tuple[str, ...]:
-    """The keys that a configuration names. `ConfigError` if it names none where it should, or one that cannot be sent."""
+    """The keys that a configuration names. `ConfigError` if there are none where it names some, or a bad one."""
     keys = split_list(config.api_key)
     if config.api_key is not None and not keys:  # an unset variable, say: it must not open the server to everybody
         raise ConfigError(
