@@ -29,7 +29,7 @@ WORKS = {
 
 def page() -> Iterator[str]:
     """One table for each record that compares engines, newest first."""
-    yield "# Results\n\nWhat `mini-vllm bench peers` measured in quiet runs ([how to read it](../guides/benchmarks.md))."
+    yield "# Results\n\nWhat `mini-vllm bench peers` measured in quiet runs ([reading them](../guides/benchmarks.md))."
     yield "Ratios above 1 mean that this engine is better. Figures of different records do not compare."
     for name, record in records():
         machine = record["machine"]
