@@ -83,7 +83,16 @@ struct Span {
 
 template <typename P>
 struct Dense {
-  static constexpr bool ONE_PANEL_AT_ONE_ROW = false;
+  // Panels abreast at one row, where memory is the limit: one stream is what the processor fetches ahead best, if its one
+  // chain of sums keeps up.
+#if defined(__AVX512F__)
+  static constexpr int AT_ONE_ROW = 1;
+#elif defined(__AVX2__)
+  static constexpr int AT_ONE_ROW = P::FORMAT == MV_F32 ? 1 : 2;
+#else
+  static constexpr int AT_ONE_ROW = 4;
+#endif
+
 #if defined(__AVX512F__)
   static constexpr int ROWS_4 = 6, ROWS_2 = 8, ROWS_1 = 8;
 #elif defined(__AVX2__) || defined(__aarch64__)
@@ -258,8 +267,9 @@ void multiply(const mv_op &op, int64_t num_rows, int64_t begin, int64_t end) {
     const int64_t row = begin / panels * MAX_ROWS, first = begin % panels, last = min64(panels, first + (end - begin));
     const int count = int(min64(MAX_ROWS, num_rows - row)), tiles = (count + D::ROWS_1 - 1) / D::ROWS_1;
     const Rows rows = {&op, row, count, (count + tiles - 1) / tiles};  // even tiles, not whole ones and a small rest
-    int64_t panel = sweep_groups<P, 4, D::ROWS_4>(rows, first, last);
-    panel = sweep_groups<P, 2, D::ROWS_2>(rows, panel, last);
+    int64_t panel = first;
+    if (count > 1 || D::AT_ONE_ROW >= 4) panel = sweep_groups<P, 4, D::ROWS_4>(rows, panel, last);
+    if (count > 1 || D::AT_ONE_ROW >= 2) panel = sweep_groups<P, 2, D::ROWS_2>(rows, panel, last);
     sweep_groups<P, 1, D::ROWS_1>(rows, panel, last);
     begin += last - first;
   }
