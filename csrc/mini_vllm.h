@@ -17,7 +17,7 @@ extern "C" {
 #endif
 
 // Changes whenever a struct or a signature below does; the Python binding refuses another number.
-#define MV_ABI_VERSION 4
+#define MV_ABI_VERSION 5
 
 enum mv_format { MV_F32 = 0, MV_F16 = 1, MV_BF16 = 2, MV_Q8_0 = 3, MV_Q4_0 = 4, MV_Q4_1 = 5,
                  MV_Q5_0 = 6, MV_Q5_1 = 7, MV_Q2_K = 8, MV_Q3_K = 9, MV_Q4_K = 10, MV_Q5_K = 11, MV_Q6_K = 12,
@@ -90,6 +90,8 @@ typedef struct mv_step {
 typedef struct mv_limits {
   int32_t max_tokens, max_seqs, max_logit_rows;
   int32_t vocab_size, max_positions;  // bounds of token ids and positions
+  int32_t pass_tokens;  // tokens that go through the hidden ops at once, as many as activations have rows; 0: max_tokens.
+                        // Less than max_tokens only where hidden states are written by the last op alone
 } mv_limits;
 
 enum mv_status {
@@ -136,7 +138,7 @@ MV_EXPORT mv_program *mv_program_create(mv_team *team, const char *isa, const mv
                                         const mv_op *hidden_ops, int32_t num_hidden_ops, const mv_op *logit_ops,
                                         int32_t num_logit_ops);
 MV_EXPORT void mv_program_destroy(mv_program *program);
-// Runs the hidden ops, then the logit ops if L <= max_logit_rows. Not reentrant.
+// Runs the hidden ops (over pass_tokens at a time), then the logit ops if L <= max_logit_rows. Not reentrant.
 MV_EXPORT int32_t mv_program_run(mv_program *program, const mv_step *step);
 // Runs the logit ops on rows first … first + count of the hidden rows of the last run.
 MV_EXPORT int32_t mv_program_logits(mv_program *program, int32_t first, int32_t count);

@@ -85,6 +85,7 @@ struct mv_program {
   std::unique_ptr<char[]> scratch;
   std::vector<float> partials;
   std::vector<mv::QueryTile> tiles;
+  std::vector<int32_t> pass_starts, pass_lens, pass_rows;  // arrays of the part of a step that is under way
 
   void add_ops(std::vector<mv_op> &to, const mv_op *ops, int32_t count) {
     for (int32_t i = 0; i < count; i++) {
@@ -135,6 +136,46 @@ struct mv_program {
     team->run({table, ops.data(), int32_t(ops.size()), &v, scratch.get(), scratch_stride});
   }
 
+  // Long steps go through the ops in parts of about the same length, so that what one op leaves for the next is still in
+  // the caches. A sequence that is cut goes on in the next part: its K and V are stored by then.
+  void run_hidden(const mv_step &in) {
+    const int32_t most = limits.pass_tokens > 0 ? limits.pass_tokens : in.num_tokens;
+    const int32_t parts = (in.num_tokens + most - 1) / most;
+    if (parts == 1) return run(hidden_ops, view(in));
+    const int32_t length = (in.num_tokens + parts - 1) / parts;
+    std::vector<mv_op> ops = hidden_ops;
+    int32_t outputs = 0;
+    for (int32_t begin = 0; begin < in.num_tokens; begin += length) {
+      const mv_step part = cut(in, begin, std::min(in.num_tokens, begin + length), outputs);
+      const int32_t done = ops.back().row_kind == MV_ROWS_TOKENS ? begin : outputs;
+      for (size_t i = 0; i < ops.size(); i++)
+        if (hidden_ops[i].out == hidden) ops[i].out = hidden_ops[i].out + done * hidden_stride;
+      run(ops, view(part));
+      outputs += part.num_logit_rows;
+    }
+  }
+
+  // Tokens begin … end of a step; outputs: how many of its rows are for earlier tokens.
+  mv_step cut(const mv_step &in, int32_t begin, int32_t end, int32_t outputs) {
+    const int32_t *starts = in.query_starts;
+    const int32_t first = int32_t(std::upper_bound(starts, starts + in.num_seqs, begin) - starts) - 1;
+    pass_starts.clear(), pass_lens.clear(), pass_rows.clear();
+    for (int32_t r = first; r < in.num_seqs && starts[r] < end; r++) {
+      pass_starts.push_back(std::max(starts[r], begin) - begin);
+      pass_lens.push_back(in.positions[std::min(starts[r + 1], end) - 1] + 1);
+    }
+    pass_starts.push_back(end - begin);
+    for (int32_t i = outputs; i < in.num_logit_rows && in.logit_rows[i] < end; i++)
+      pass_rows.push_back(in.logit_rows[i] - begin);
+    mv_step part = in;
+    part.num_tokens = end - begin, part.num_seqs = int32_t(pass_lens.size());
+    part.num_logit_rows = int32_t(pass_rows.size());
+    part.token_ids += begin, part.positions += begin, part.slots += begin;
+    part.block_tables += int64_t(first) * in.table_width;
+    part.query_starts = pass_starts.data(), part.seq_lens = pass_lens.data(), part.logit_rows = pass_rows.data();
+    return part;
+  }
+
   // The head's ops on hidden rows first … first + count.
   void run_head(int32_t first, int32_t count) {
     std::vector<mv_op> ops = logit_ops;
@@ -178,7 +219,7 @@ extern "C" void mv_program_destroy(mv_program *program) { delete program; }
 extern "C" int32_t mv_program_run(mv_program *program, const mv_step *step) {
   if (int32_t status = mv::check_step(*step, {program->limits, program->store})) return status;
   try {
-    program->run(program->hidden_ops, program->view(*step));
+    program->run_hidden(*step);
     if (step->num_logit_rows > 0 && step->num_logit_rows <= program->limits.max_logit_rows)
       program->run_head(0, step->num_logit_rows);
   } catch (const std::bad_alloc &) {

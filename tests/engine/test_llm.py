@@ -8,6 +8,7 @@ import pytest
 from engine.parts import ScriptedExecutor, counting, make_engine, saying
 
 from mini_vllm import LLM, SamplingParams
+from mini_vllm.config import EngineConfig
 from mini_vllm.errors import (
     ContextLengthError,
     EngineBusyError,
@@ -279,6 +280,15 @@ def test_progress_is_shown_only_when_asked_for(monkeypatch):
     assert shown.getvalue() == ""
     llm.generate(["a", "b"], SamplingParams(max_tokens=3), use_tqdm=True)
     assert "2/2 done, 6 tokens" in shown.getvalue()
+
+
+def test_prefill_is_held_back_offline_only_where_that_is_asked_for(monkeypatch):
+    seen = []
+    monkeypatch.setattr("mini_vllm.engine.llm.load_engine", lambda config: seen.append(config.scheduler.itl_target_ms))
+    LLM()
+    LLM(itl_target_ms=20.0)
+    LLM.from_config(EngineConfig())
+    assert seen == [0.0, 20.0, EngineConfig().scheduler.itl_target_ms]
 
 
 def test_a_closed_llm_says_so():

@@ -98,6 +98,28 @@ def test_a_model_equals_the_reference_op_table(isa, number_format, kv, window):
             assert np.abs(mine - theirs).mean() < tolerance / 2
 
 
+def test_a_long_step_goes_through_the_ops_in_parts(monkeypatch):
+    """Cut within sequences and between them, with outputs in some parts and none in others: the same bits."""
+    step = RaggedStep([(0, 21), (0, 30), (0, 10), (0, 37)], 7)
+    tokens = np.random.default_rng(1).integers(0, 50, 98)
+    chunks, rest = [(0, 0, 20), (1, 0, 13), (2, 0, 10), (3, 0, 30)], [(0, 20, 21), (1, 13, 30), (3, 30, 37)]
+    results = []
+    for most in (512, 50, 16, 1):
+        monkeypatch.setattr("mini_vllm.kernels.native_program.PASS_TOKENS", most)
+        program = compiled(NativeDevice(threads=2), max_logit_rows=100)
+        found = []
+        for part, first in ((chunks, 0), (rest, 73)):
+            inputs = step.inputs(part, tokens[first : first + sum(b - a for _, a, b in part)])
+            ends = np.cumsum([b - a for _, a, b in part]).astype(np.int32) - 1
+            for rows in (inputs.logit_rows, ends):
+                hidden = program.run(replace(inputs, logit_rows=rows)).copy()
+                found += [hidden, program.logits(0, len(rows)).copy()]
+        results.append(found)
+    for found in results[1:]:
+        for mine, whole in zip(found, results[0], strict=True):
+            assert mine.shape == whole.shape and np.array_equal(mine, whole)
+
+
 def test_logits_do_not_depend_on_the_slice_they_are_asked_in():
     step = RaggedStep([(0, 40)], 7)
     tokens = np.arange(40)

@@ -31,10 +31,12 @@ class LLM:
 
     Options are the fields of `EngineConfig`'s groups, such as `dtype`, `max_model_len` or `num_blocks`. Outputs do not
     depend on what else is in the batch. Calls from several threads take turns. `close()` or a `with` block frees the
-    memory.
+    memory. Nobody reads tokens before all are there, so `itl_target_ms` is 0 here unless it is given: prompts are read
+    as fast as they can be.
     """
 
     def __init__(self, model: str | os.PathLike[str] = "smollm2-135m", **options: Any) -> None:
+        options = {"itl_target_ms": 0.0} | options
         self._open(load_engine(EngineConfig.from_options(model=model, **options)))
 
     @classmethod

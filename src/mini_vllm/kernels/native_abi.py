@@ -141,6 +141,7 @@ class Limits(ctypes.Structure):
         ("max_logit_rows", c_int32),
         ("vocab_size", c_int32),
         ("max_positions", c_int32),
+        ("pass_tokens", c_int32),
     )
 
 

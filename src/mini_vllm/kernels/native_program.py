@@ -21,6 +21,9 @@ from mini_vllm.kernels.native_record import (
 from mini_vllm.kernels.table import Model
 
 _NO_LIMIT = 2**31 - 1
+PASS_TOKENS = (
+    512  # of a step that go through the ops together: the widest activations of a small model stay in the caches
+)
 
 
 class Team:
@@ -52,8 +55,8 @@ class Team:
 class NativeProgram:
     """A model bound to weights, a KV store and a team. See `kernels.table.Program`.
 
-    Memory: activations for max_tokens rows, logits for max_logit_rows. Raises ValueError for a step that does not fit
-    the program or points outside the KV store.
+    Memory: activations for PASS_TOKENS rows, hidden states for max_tokens, logits for max_logit_rows. Raises ValueError
+    for a step that does not fit the program or points outside the KV store.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class NativeProgram:
         limits: tuple[int, int, int],
     ) -> None:
         max_tokens, max_seqs, self._max_logit_rows = limits
+        pass_tokens = max_tokens
         self._library = library
         self._team = team
         recording = RecordingOps()
@@ -74,6 +78,8 @@ class NativeProgram:
         logits = model.logits(head, hidden)
         hidden_ops = fuse_residuals(recording.instructions)
         assert hidden_ops[-1].out == hidden, "a model's hidden states come from its last op"
+        if [i.out for i in hidden_ops].count(hidden) == 1:  # else the library would move one of several ops along
+            pass_tokens = min(max_tokens, PASS_TOKENS)
         _check_specs(hidden_ops, store)
         self._hidden = _output(library, max_tokens, hidden)
         self._logits = _output(library, self._max_logit_rows, logits)
@@ -81,10 +87,10 @@ class NativeProgram:
         self._keep = (team, store, recording, head)  # what the library's ops point to
         code = [
             _assemble(library, part, outputs, {RowKind.TOKENS: rows, RowKind.OUTPUT: rows})
-            for part, rows in ((hidden_ops, max_tokens), (head.instructions, self._max_logit_rows))
+            for part, rows in ((hidden_ops, pass_tokens), (head.instructions, self._max_logit_rows))
         ]
         self._buffers = [memory for _, buffers in code for memory in buffers]
-        bounds = Limits(max_tokens, max_seqs, self._max_logit_rows, *_id_bounds(hidden_ops))
+        bounds = Limits(max_tokens, max_seqs, self._max_logit_rows, *_id_bounds(hidden_ops), pass_tokens)
         self._handle: int = library.mv_program_create(
             team.handle,
             isa.encode(),
