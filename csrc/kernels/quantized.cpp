@@ -86,22 +86,23 @@ struct Quantized {
   static void tile(const Tile &tile) {
     const mv_op &op = *tile.op;
     const int K = op.weight->cols, groups = K / GROUP_COLUMNS;
-    const int64_t bytes = panel_bytes(Q::FORMAT, K), pair = pair_bytes(Q::FORMAT);
+    const int64_t bytes = panel_bytes(Q::FORMAT, K);
     const char *panel = (const char *)op.weight->data + tile.panel * bytes;
     const float *rows = op.x + tile.row * op.x_stride;
     const QuantizedRow x(rows, K);
     const int64_t stride = op.x_stride, byte_stride = stride * 4;
-    const bool first_of_block = tile.row % ROW_BLOCK == 0;
+    const int64_t share = NP * bytes / tile.count, step = (share * 2 / groups + 63) / 64 * 64;
+    const char *ahead = panel + NP * bytes + tile.index * share;
     if constexpr (MR * NP > 1) prefetch_output<MR>(op, tile.row, tile.panel * PANEL, NP);
     F acc[MR][NP * V];
     MV_UNROLL for (int m = 0; m < MR; m++) {
       MV_UNROLL for (int v = 0; v < NP * V; v++) acc[m][v] = zero();
     }
     for (int g = 0; g < groups; g++) {
-      // The first tile of a block of rows asks for the panels that come next, in the order of memory; the others find theirs.
-      if (MR * NP > 1 && first_of_block && g % 2 == 0) {
-        const char *next = panel + NP * bytes + g / 2 * (NP * pair);
-        for (int64_t i = 0; i < NP * pair; i += 64) __builtin_prefetch(next + i, 0, SECOND_LEVEL);
+      // Tiles over the same panels ask for those that come next, in the order of memory, each for its share.
+      if (MR * NP > 1 && g % 2 == 0) {
+        for (int64_t i = 0; i < step; i += 64) __builtin_prefetch(ahead + i, 0, SECOND_LEVEL);
+        ahead += step;
       }
       I sum[MR][NP * V];
       MV_UNROLL for (int m = 0; m < MR; m++) {

@@ -24,6 +24,7 @@ constexpr int ROW_BLOCK = 48;
 struct Tile {
   const mv_op *op;
   int64_t row, panel;
+  int index, count;  // which of the tiles over these panels, and how many they are
 };
 
 // Bias, soft cap, residual; then the columns that exist.
@@ -95,8 +96,8 @@ MV_INLINE int64_t sweep(const mv_op &op, int64_t row, int rows, int tile_rows, i
   if constexpr (LIMIT > 0) {
     static const TileTable<P, NP, LIMIT> table;
     for (; tile_rows <= LIMIT && panel + NP <= end; panel += NP) {
-      for (int r = 0; r < rows; r += tile_rows) {
-        Tile tile = {&op, row + r, panel};
+      for (int i = 0, r = 0; r < rows; i++, r += tile_rows) {
+        Tile tile = {&op, row + r, panel, i, (rows + tile_rows - 1) / tile_rows};
         table.by_rows[min32(tile_rows, rows - r)](tile);
       }
     }
