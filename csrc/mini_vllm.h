@@ -17,7 +17,7 @@ extern "C" {
 #endif
 
 // Changes whenever a struct or a signature below does; the Python binding refuses another number.
-#define MV_ABI_VERSION 5
+#define MV_ABI_VERSION 6
 
 enum mv_format { MV_F32 = 0, MV_F16 = 1, MV_BF16 = 2, MV_Q8_0 = 3, MV_Q4_0 = 4, MV_Q4_1 = 5,
                  MV_Q5_0 = 6, MV_Q5_1 = 7, MV_Q2_K = 8, MV_Q3_K = 9, MV_Q4_K = 10, MV_Q5_K = 11, MV_Q6_K = 12,
@@ -61,7 +61,8 @@ enum mv_op_kind {
   MV_TAKE_ROWS = 13,       // x, logit_rows -> out
   MV_QUANTIZE = 14,        // x, weight = whose product comes next -> out: x as that product wants it; quantised
                            // weights: width / 10 groups of int8 (quantize.cpp), bfloat16: width pairs of bfloat16
-  MV_NUM_OPS = 15
+  MV_LINEAR_SILU_MUL = 15, // x, weight [2 width, K] = gate's rows, then up's -> out = silu(x gate^T) * (x up^T)
+  MV_NUM_OPS = 16
 };
 
 enum mv_rows { MV_ROWS_TOKENS = 0, MV_ROWS_OUTPUT = 1 };  // T rows, or as many as need an output
@@ -72,6 +73,8 @@ typedef struct mv_op {
   int32_t width;     // columns of out
   int32_t layer, num_heads, num_kv_heads, head_dim, window;
   int32_t rope_dims;  // rotated dimensions of a head, even; 0 = none
+  int32_t out_format;  // MV_F32, or MV_BF16: out holds bfloat16, as products with bfloat16 weights take it; width is even
+                       // then, and the op is MV_RMS_NORM, MV_ATTEND or MV_LINEAR_SILU_MUL
   float eps, scale, softcap;
   const float *x, *y;
   float *out;

@@ -47,9 +47,21 @@ int32_t check_sequence(const mv_step &s, const Bounds &b, int32_t r) {
   return MV_OK;
 }
 
+bool can_round(const mv_op &op) {
+  return op.width % 2 == 0 && (op.kind == MV_RMS_NORM || op.kind == MV_ATTEND || op.kind == MV_LINEAR_SILU_MUL);
+}
+
+// Gate and up fill whole panels of 16 rows, in float32, float16 or bfloat16, and nothing else happens to the sums.
+bool can_gate(const mv_op &op) {
+  return op.weight->format <= MV_BF16 && op.weight->rows == 2 * op.width && op.width % 16 == 0 && !op.weight->bias &&
+         !op.y && op.softcap == 0.0f;
+}
+
 // What kernels take for granted of an op.
 bool can_run(const mv_op &op, const mv_store &s) {
   if (op.kind < 0 || op.kind >= MV_NUM_OPS) return false;
+  if (op.out_format != MV_F32 && !(op.out_format == MV_BF16 && can_round(op))) return false;
+  if (op.kind == MV_LINEAR_SILU_MUL && !can_gate(op)) return false;
   if (op.kind != MV_ROPE_STORE && op.kind != MV_ATTEND) return true;
   return op.layer >= 0 && op.layer < s.num_layers && op.num_kv_heads == s.num_kv_heads && op.num_kv_heads > 0 &&
          op.num_heads % op.num_kv_heads == 0 && op.head_dim == s.head_dim && op.head_dim <= MAX_HEAD_DIM &&

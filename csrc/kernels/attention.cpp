@@ -296,16 +296,21 @@ class Reader {
   int located_start_ = 0;
 };
 
-void write_rows(const Task &t, const State &s) {
-  int d = t.op->head_dim;
+template <typename Row>
+void write_rows_as(const Task &t, const State &s) {
+  const int d = t.op->head_dim;
   for (int r = 0; r < t.num_rows; r++) {
-    float *out = t.op->out + (t.tile.first_row + r / t.group) * t.op->out_stride + (t.head * t.group + r % t.group) * d;
+    const Row out(t.op->out + (t.tile.first_row + r / t.group) * t.op->out_stride);
+    const int column = (t.head * t.group + r % t.group) * d;
     const float *acc = s.acc + r * t.padded;
     F inverse = set1(1.0f / sum_lanes(load(s.l + r * W)));
     int i = 0;
-    for (; i + W <= d; i += W) store(out + i, load(acc + i) * inverse);
-    if (i < d) store_n(out + i, load(acc + i) * inverse, d - i);
+    for (; i + W <= d; i += W) out.put(column + i, load(acc + i) * inverse);
+    if (i < d) out.put_n(column + i, load(acc + i) * inverse, d - i);
   }
+}
+void write_rows(const Task &t, const State &s) {
+  t.op->out_format == MV_BF16 ? write_rows_as<RoundedRow>(t, s) : write_rows_as<FloatRow>(t, s);
 }
 
 // Units: (tile, K/V head), times the number of splits when every split is a unit.

@@ -60,6 +60,26 @@ struct BF16 {
   }
 };
 
+// A row of an op's output, by position: float32 numbers, or bfloat16 ones for the product that comes next.
+struct FloatRow {
+  float *at;
+  explicit FloatRow(float *row) : at(row) {}
+  MV_INLINE void put(int64_t i, F x) const { store(at + i, x); }
+  MV_INLINE void put_n(int64_t i, F x, int n) const { store_n(at + i, x, n); }
+};
+struct RoundedRow {
+  uint16_t *at;
+  explicit RoundedRow(float *row) : at((uint16_t *)row) {}
+  MV_INLINE void put(int64_t i, F x) const {
+    H rounded = BF16::narrow(x);
+    memcpy(at + i, &rounded, sizeof rounded);
+  }
+  MV_INLINE void put_n(int64_t i, F x, int n) const {
+    H rounded = BF16::narrow(x);
+    memcpy(at + i, &rounded, size_t(n) * sizeof(uint16_t));
+  }
+};
+
 struct F16 {
   typedef uint16_t Element;
   static MV_INLINE F widen(const uint16_t *p) {

@@ -10,7 +10,7 @@ namespace MV_ISA {
 
 // rows.cpp
 extern const Kernel EMBED, EMBED_POSITIONS, ADD, RMS_NORM, LAYER_NORM, QK_NORM, SILU_MUL, GELU_MUL, GELU, TAKE_ROWS;
-extern const Kernel LINEAR;           // linear.cpp
+extern const Kernel LINEAR, LINEAR_SILU_MUL;  // linear.cpp
 extern const Kernel QUANTIZE;         // quantize.cpp
 extern const Kernel ROPE_STORE;       // rope.cpp
 extern const Kernel ATTEND, COMBINE;  // attention.cpp

@@ -17,6 +17,9 @@
 // An output is one chain of such steps in the order of k: its bits do not depend on the number of rows, on the tile, or
 // on which thread computed it. Products with quantised weights are in quantized.cpp.
 //
+// MV_LINEAR_SILU_MUL takes panels of gate and of up side by side in a tile, so that silu(gate) * up is made of sums that have
+// not left the caches, and written once, in bfloat16 where the next product wants that.
+//
 // Many rows are worked through block by block of columns, so that NP panels of a block stay in the first-level cache
 // while all tiles of rows pass; sums wait in memory, in full, between blocks. Meanwhile each tile asks for its share of
 // the block that comes next, so that memory is read at an even rate while the arithmetic units are busy.
@@ -69,12 +72,18 @@ struct PairStep {
   }
 };
 
+// Where the NP panels of a tile lie: pairs of panels, one `step` apart within a pair and one `pair_step` from pair to pair.
+struct PanelSteps {
+  int64_t step, pair_step;
+  MV_INLINE int64_t to(int p) const { return p / 2 * pair_step + p % 2 * step; }
+};
+
 // Steps begin … end of one tile. `sums` holds MR rows of NP panels: results of the steps before, then of these too.
 struct Span {
   const float *x;  // of the tile's first row
   int64_t x_stride;
   const char *panel;  // the first of NP
-  int64_t panel_bytes;
+  PanelSteps panels;
   int begin, end;
   float *sums;
   const char *ahead;  // what to ask for meanwhile, in NP panels, and how far to move on every two steps
@@ -101,20 +110,20 @@ struct Dense {
   static constexpr int ROWS_4 = 0, ROWS_2 = 1, ROWS_1 = 3;
 #endif
 
-  // Where a tile stands in its rows of x, three rows to a pointer, and in its panels, likewise.
+  // Where a tile stands in its rows of x, three rows to a pointer, and in its panels, two to a pointer.
   template <int MR, int NP>
   struct Cursor {
-    const char *x[(MR + 2) / 3], *w[(NP + 2) / 3];
+    const char *x[(MR + 2) / 3], *w[(NP + 1) / 2];
     int64_t x_stride, w_stride;
     MV_INLINE const char *row(int m) const { return x[m / 3] + m % 3 * x_stride; }
-    MV_INLINE const char *panel(int p) const { return w[p / 3] + p % 3 * w_stride; }
+    MV_INLINE const char *panel(int p) const { return w[p / 2] + p % 2 * w_stride; }
     // Moves on by one step. Compilers would keep a pointer for every row, more than there are registers.
     MV_INLINE void next() {
       MV_UNROLL for (int i = 0; i < (MR + 2) / 3; i++) {
         x[i] += 4;
         asm("" : "+r"(x[i]));
       }
-      MV_UNROLL for (int i = 0; i < (NP + 2) / 3; i++) {
+      MV_UNROLL for (int i = 0; i < (NP + 1) / 2; i++) {
         w[i] += P::BYTES;
         asm("" : "+r"(w[i]));
       }
@@ -144,16 +153,16 @@ struct Dense {
     const char *ahead = s.ahead;
     Cursor<MR, NP> at;
     at.x_stride = s.x_stride * 4;
-    at.w_stride = s.panel_bytes;
+    at.w_stride = s.panels.step;
     MV_UNROLL for (int i = 0; i < (MR + 2) / 3; i++) at.x[i] = (const char *)(s.x + s.begin) + 3 * i * at.x_stride;
-    MV_UNROLL for (int i = 0; i < (NP + 2) / 3; i++) at.w[i] = s.panel + int64_t(s.begin) * P::BYTES + 3 * i * at.w_stride;
+    MV_UNROLL for (int i = 0; i < (NP + 1) / 2; i++) at.w[i] = s.panel + int64_t(s.begin) * P::BYTES + s.panels.to(2 * i);
     int k = s.begin;
     for (; k + 2 <= s.end; k += 2) {
       MV_UNROLL for (int p = 0; p < NP; p++) {
         if constexpr (ALONE) {
-          MV_UNROLL for (int i = 0; i < 2 * P::BYTES; i += 64) __builtin_prefetch(ahead + p * s.panel_bytes + i);
+          MV_UNROLL for (int i = 0; i < 2 * P::BYTES; i += 64) __builtin_prefetch(ahead + s.panels.to(p) + i);
         } else {
-          __builtin_prefetch(ahead + p * s.panel_bytes);
+          __builtin_prefetch(ahead + s.panels.to(p));
         }
       }
       ahead += s.ahead_step;
@@ -191,9 +200,24 @@ struct Rows {
   int count, tile_rows;
 };
 
+template <int NP, typename Row>
+MV_INLINE void finish_gated(const Rows &rows, int64_t panel, const float *sums) {
+  constexpr int UP = NP / 2 * V;  // vectors of gate, then as many of up
+  for (int r = 0; r < rows.count; r++) {
+    const Row out(rows.op->out + (rows.first + r) * rows.op->out_stride);
+    const float *gate = sums + r * NP * PANEL;
+    MV_UNROLL for (int v = 0; v < UP; v++)
+      out.put(panel * PANEL + v * W, silu(load(gate + v * W)) * load(gate + (UP + v) * W));
+  }
+}
+
 template <int NP>
 MV_INLINE void finish_group(const Rows &rows, int64_t panel, const float *sums) {
   const mv_op &op = *rows.op;
+  if (op.kind == MV_LINEAR_SILU_MUL) {
+    return op.out_format == MV_BF16 ? finish_gated<NP, RoundedRow>(rows, panel, sums)
+                                    : finish_gated<NP, FloatRow>(rows, panel, sums);
+  }
   const bool plain = !op.weight->bias && op.softcap == 0.0f && (panel + NP) * PANEL <= op.width;
   for (int r = 0; r < rows.count; r++) {
     const int64_t row = rows.first + r, column = panel * PANEL;
@@ -210,7 +234,20 @@ MV_INLINE void finish_group(const Rows &rows, int64_t panel, const float *sums) 
   }
 }
 
-// All rows by one group of NP panels.
+// One tile over all steps. It asks for memory ahead in its panels, and near their end in the ones that this thread most
+// likely reads next, `next` bytes on.
+template <typename P>
+void sum_alone(Span s, int64_t bytes, int64_t next, SpanFunction tile) {
+  const int steps = int(bytes / P::BYTES), last = max32(0, steps - ALONE_AHEAD / P::BYTES) & ~1;
+  s.ahead_step = 2 * P::BYTES;
+  for (s.begin = 0; s.begin < steps; s.begin = s.end) {
+    s.end = s.begin < last ? last : steps;
+    s.ahead = s.panel + int64_t(s.begin) * P::BYTES + ALONE_AHEAD + (s.begin < last ? 0 : next - bytes);
+    tile(s);
+  }
+}
+
+// All rows by one group of NP panels, or of NP / 2 panels of gate and those of up that belong to them.
 template <typename P, int NP, int LIMIT>
 void multiply_group(const Rows &rows, int64_t panel) {
   static const Tiles<P, NP, LIMIT, true> alone;
@@ -220,16 +257,12 @@ void multiply_group(const Rows &rows, int64_t panel) {
   const int64_t bytes = panel_bytes(P::FORMAT, op.weight->cols);
   const int steps = int(bytes / P::BYTES), tiles = (rows.count + rows.tile_rows - 1) / rows.tile_rows;
   const float *x = op.x + rows.first * op.x_stride;
-  Span s = {x, op.x_stride, (const char *)op.weight->data + panel * bytes, bytes, 0, 0, sums, nullptr, 0};
+  const bool gated = op.kind == MV_LINEAR_SILU_MUL;
+  const int64_t up = num_panels(op.width) * bytes, next = (gated ? NP / 2 : NP) * bytes;  // of the same rows
+  const PanelSteps panels = !gated ? PanelSteps{bytes, 2 * bytes} : NP == 2 ? PanelSteps{up, 0} : PanelSteps{bytes, up};
+  Span s = {x, op.x_stride, (const char *)op.weight->data + panel * bytes, panels, 0, 0, sums, nullptr, 0};
   if (tiles == 1) {
-    // Ahead in these panels, and near their end in the ones that this thread most likely reads next.
-    const int last = max32(0, steps - ALONE_AHEAD / P::BYTES) & ~1;
-    s.ahead_step = 2 * P::BYTES;
-    for (s.begin = 0; s.begin < steps; s.begin = s.end) {
-      s.end = s.begin < last ? last : steps;
-      s.ahead = s.panel + int64_t(s.begin) * P::BYTES + ALONE_AHEAD + (s.begin < last ? 0 : (NP - 1) * bytes);
-      alone.by_rows[rows.count](s);
-    }
+    sum_alone<P>(s, bytes, next, alone.by_rows[rows.count]);
     return finish_group<NP>(rows, panel, sums);
   }
   const int blocks = (steps * P::BYTES + BLOCK_BYTES - 1) / BLOCK_BYTES;
@@ -237,7 +270,7 @@ void multiply_group(const Rows &rows, int64_t panel) {
   s.ahead_step = 2 * P::BYTES / tiles;
   for (s.begin = 0; s.begin < steps; s.begin = s.end) {
     s.end = min32(steps, s.begin + length);
-    s.ahead = s.panel + (s.end < steps ? int64_t(s.end) * P::BYTES : NP * bytes);
+    s.ahead = s.panel + (s.end < steps ? int64_t(s.end) * P::BYTES : next);
     for (int r = 0; r < rows.count; r += rows.tile_rows) {
       s.x = x + r * op.x_stride;
       s.sums = sums + r * NP * PANEL;
@@ -253,9 +286,30 @@ void multiply_group(const Rows &rows, int64_t panel) {
 template <typename P, int NP, int LIMIT>
 MV_INLINE int64_t sweep_groups(const Rows &rows, int64_t panel, int64_t end) {
   if constexpr (LIMIT > 0) {
-    for (; rows.tile_rows <= LIMIT && panel + NP <= end; panel += NP) multiply_group<P, NP, LIMIT>(rows, panel);
+    const int width = rows.op->kind == MV_LINEAR_SILU_MUL ? NP / 2 : NP;
+    for (; rows.tile_rows <= LIMIT && panel + width <= end; panel += width) multiply_group<P, NP, LIMIT>(rows, panel);
   }
   return panel;
+}
+
+// One row by panels of gate and of up, a few of these and then of those, each as one stream. Returns end.
+template <typename P>
+int64_t gate_one_row(const Rows &rows, int64_t panel, int64_t end) {
+  constexpr int RUN = 8;  // panels
+  alignas(64) float sums[RUN * 2 * PANEL];
+  const mv_op &op = *rows.op;
+  const int64_t bytes = panel_bytes(P::FORMAT, op.weight->cols), up = num_panels(op.width) * bytes;
+  Span s = {op.x + rows.first * op.x_stride, op.x_stride, nullptr, {}, 0, 0, nullptr, nullptr, 0};
+  for (; panel < end; panel += RUN) {
+    const int count = int(min64(RUN, end - panel));
+    for (int i = 0; i < 2 * count; i++) {
+      s.panel = (const char *)op.weight->data + (panel + i % count) * bytes + i / count * up;
+      s.sums = sums + (i % count * 2 + i / count) * PANEL;
+      sum_alone<P>(s, bytes, bytes, Dense<P>::template tile<1, 1, true>);
+    }
+    for (int i = 0; i < count; i++) finish_group<2>(rows, panel + i, sums + i * 2 * PANEL);
+  }
+  return end;
 }
 
 // A unit is a panel of MAX_ROWS rows; units run through all panels for the first rows, then for the next.
@@ -265,12 +319,14 @@ void multiply(const mv_op &op, int64_t num_rows, int64_t begin, int64_t end) {
   const int64_t panels = num_panels(op.width);
   while (begin < end) {
     const int64_t row = begin / panels * MAX_ROWS, first = begin % panels, last = min64(panels, first + (end - begin));
-    const int count = int(min64(MAX_ROWS, num_rows - row)), tiles = (count + D::ROWS_1 - 1) / D::ROWS_1;
+    const int most = op.kind == MV_LINEAR_SILU_MUL ? D::ROWS_2 : D::ROWS_1;  // gate and up are two panels at least
+    const int count = int(min64(MAX_ROWS, num_rows - row)), tiles = (count + most - 1) / most;
     const Rows rows = {&op, row, count, (count + tiles - 1) / tiles};  // even tiles, not whole ones and a small rest
-    int64_t panel = first;
+    const bool gated = op.kind == MV_LINEAR_SILU_MUL;
+    int64_t panel = gated && count == 1 && D::AT_ONE_ROW == 1 ? gate_one_row<P>(rows, first, last) : first;
     if (count > 1 || D::AT_ONE_ROW >= 4) panel = sweep_groups<P, 4, D::ROWS_4>(rows, panel, last);
     if (count > 1 || D::AT_ONE_ROW >= 2) panel = sweep_groups<P, 2, D::ROWS_2>(rows, panel, last);
-    sweep_groups<P, 1, D::ROWS_1>(rows, panel, last);
+    if (!gated) sweep_groups<P, 1, D::ROWS_1>(rows, panel, last);
     begin += last - first;
   }
 }
@@ -317,6 +373,7 @@ void round_to_bf16(const mv_op &op, int64_t begin, int64_t end) {
 }
 
 const Kernel LINEAR = {units, linear, 2, stream};
+const Kernel LINEAR_SILU_MUL = {units, linear, 2, stream};
 
 }  // namespace MV_ISA
 }  // namespace mv

@@ -15,11 +15,11 @@ MV_INLINE void map(const float *x, float *out, int n, Function function) {
   for (; i + W <= n; i += W) store(out + i, function(load(x + i)));
   if (i < n) store_n(out + i, function(load_n(x + i, n - i)), n - i);
 }
-template <typename Function>
-MV_INLINE void map2(const float *x, const float *y, float *out, int n, Function function) {
+template <typename Row, typename Function>
+MV_INLINE void map2(const float *x, const float *y, Row out, int n, Function function) {
   int i = 0;
-  for (; i + W <= n; i += W) store(out + i, function(load(x + i), load(y + i)));
-  if (i < n) store_n(out + i, function(load_n(x + i, n - i), load_n(y + i, n - i)), n - i);
+  for (; i + W <= n; i += W) out.put(i, function(load(x + i), load(y + i)));
+  if (i < n) out.put_n(i, function(load_n(x + i, n - i), load_n(y + i, n - i)), n - i);
 }
 
 // Row `row` of a packed matrix, times scale.
@@ -93,7 +93,7 @@ void embed_positions(const mv_op &op, const StepView &step, int64_t begin, int64
 
 void add(const mv_op &op, const StepView &, int64_t begin, int64_t end, char *) {
   for (int64_t t = begin; t < end; t++)
-    map2(op.x + t * op.x_stride, op.y + t * op.y_stride, op.out + t * op.out_stride, op.width,
+    map2(op.x + t * op.x_stride, op.y + t * op.y_stride, FloatRow(op.out + t * op.out_stride), op.width,
          [](F x, F y) { return x + y; });
 }
 
@@ -123,13 +123,21 @@ float sum(const float *x, int n) {
 }
 
 // x / sqrt(mean(x^2) + eps) * weight
-void rms_norm_row(const float *x, const float *weight, float eps, int n, float *out) {
+template <typename Row>
+void rms_norm_row(const float *x, const float *weight, float eps, int n, Row out) {
   float inverse = 1.0f / __builtin_sqrtf(sum_of_squares(x, n, 0.0f) / float(n) + eps);
   map2(x, weight, out, n, [inverse](F a, F w) { return a * inverse * w; });
 }
 void rms_norm(const mv_op &op, const StepView &, int64_t begin, int64_t end, char *) {
-  for (int64_t t = begin; t < end; t++)
-    rms_norm_row(op.x + t * op.x_stride, op.vector0, op.eps, op.width, op.out + t * op.out_stride);
+  for (int64_t t = begin; t < end; t++) {
+    const float *x = op.x + t * op.x_stride;
+    float *out = op.out + t * op.out_stride;
+    if (op.out_format == MV_BF16) {
+      rms_norm_row(x, op.vector0, op.eps, op.width, RoundedRow(out));
+    } else {
+      rms_norm_row(x, op.vector0, op.eps, op.width, FloatRow(out));
+    }
+  }
 }
 
 // (x - mean) / sqrt(variance + eps) * weight + bias
@@ -140,8 +148,8 @@ void layer_norm(const mv_op &op, const StepView &, int64_t begin, int64_t end, c
     float *out = op.out + t * op.out_stride;
     float mean = sum(x, n) / float(n);
     float inverse = 1.0f / __builtin_sqrtf(sum_of_squares(x, n, mean) / float(n) + op.eps);
-    map2(x, op.vector0, out, n, [mean, inverse](F a, F w) { return (a - mean) * inverse * w; });
-    map2(out, op.vector1, out, n, [](F a, F b) { return a + b; });
+    map2(x, op.vector0, FloatRow(out), n, [mean, inverse](F a, F w) { return (a - mean) * inverse * w; });
+    map2(out, op.vector1, FloatRow(out), n, [](F a, F b) { return a + b; });
   }
 }
 
@@ -152,7 +160,8 @@ void qk_norm(const mv_op &op, const StepView &, int64_t begin, int64_t end, char
     const float *x = op.x + t * op.x_stride;
     float *out = op.out + t * op.out_stride;
     for (int h = 0; h < keys_end; h++)
-      rms_norm_row(x + h * d, h < op.num_heads ? op.vector0 : op.vector1, op.eps, d, out + h * d);
+      rms_norm_row(x + h * d, h < op.num_heads ? op.vector0 : op.vector1, op.eps, d,
+                   FloatRow(out + h * d));
     memcpy(out + keys_end * d, x + keys_end * d, sizeof(float) * size_t(op.num_kv_heads) * size_t(d));
   }
 }
@@ -160,13 +169,13 @@ void qk_norm(const mv_op &op, const StepView &, int64_t begin, int64_t end, char
 void silu_mul(const mv_op &op, const StepView &, int64_t begin, int64_t end, char *) {
   for (int64_t t = begin; t < end; t++) {
     const float *x = op.x + t * op.x_stride;
-    map2(x, x + op.width, op.out + t * op.out_stride, op.width, [](F g, F u) { return silu(g) * u; });
+    map2(x, x + op.width, FloatRow(op.out + t * op.out_stride), op.width, [](F g, F u) { return silu(g) * u; });
   }
 }
 void gelu_mul(const mv_op &op, const StepView &, int64_t begin, int64_t end, char *) {
   for (int64_t t = begin; t < end; t++) {
     const float *x = op.x + t * op.x_stride;
-    map2(x, x + op.width, op.out + t * op.out_stride, op.width, [](F g, F u) { return gelu(g) * u; });
+    map2(x, x + op.width, FloatRow(op.out + t * op.out_stride), op.width, [](F g, F u) { return gelu(g) * u; });
   }
 }
 void gelu_rows(const mv_op &op, const StepView &, int64_t begin, int64_t end, char *) {

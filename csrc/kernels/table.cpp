@@ -16,6 +16,7 @@ static KernelTable make_table() {
   table.kernels[MV_LAYER_NORM] = LAYER_NORM;
   table.kernels[MV_QK_NORM] = QK_NORM;
   table.kernels[MV_LINEAR] = LINEAR;
+  table.kernels[MV_LINEAR_SILU_MUL] = LINEAR_SILU_MUL;
   table.kernels[MV_ROPE_STORE] = ROPE_STORE;
   table.kernels[MV_ATTEND] = ATTEND;
   table.kernels[MV_ATTEND_COMBINE] = COMBINE;

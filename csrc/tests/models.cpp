@@ -21,6 +21,8 @@ ModelShape random_shape(Random &random) {
   s.head_dim = unit > 1 ? unit : 4 * random.between(1, 6);
   s.hidden = unit > 1 ? unit * random.between(1, 3) : random.between(5, 90);
   s.intermediate = unit > 1 ? unit * random.between(1, 4) : random.between(5, 130);
+  s.fused = unit == 1 && !s.gpt2 && random.below(2);
+  if (s.fused) s.intermediate = 16 * random.between(1, 8);
   s.vocab = random.between(20, 120);
   s.window = random.below(3) ? 0 : random.between(1, 50);
   s.softcap = random.below(3) ? 0 : 10;
@@ -62,7 +64,9 @@ Model::Model(const Weights &weights, const char *isa, const TeamHandle &team, co
       hidden{},
       logits{},
       random_(11),
-      gpt2_(weights.shape.gpt2) {
+      gpt2_(weights.shape.gpt2),
+      fused_(weights.shape.fused),
+      rounds_(fused_ && weights.shape.format == MV_BF16) {
   Activation x = program.embed(*weights.embedding, gpt2_ ? 1.0f : 1.5f);
   if (gpt2_) x = program.add(x, program.embed_positions(*weights.positions));
   for (int i = 0; i < weights.shape.layers; i++) x = layer(weights, i, x);
@@ -78,19 +82,22 @@ Activation Model::norm(const Activation &x) {
                : program.rms_norm(x, weight, 1e-5f);
 }
 
+Activation Model::factor(const Activation &x) { return rounds_ && x.width % 2 == 0 ? program.round(x) : x; }
+
 Activation Model::layer(const Weights &weights, int index, const Activation &x) {
   const ModelShape &s = weights.shape;
   const Weights::Layer &w = weights.layers[size_t(index)];
   Heads heads = {index, s.num_heads, s.num_kv_heads, s.head_dim, 1 / std::sqrt(float(s.head_dim)), s.window, 0,
                  s.gpt2 ? 0 : s.head_dim};
-  Activation qkv = program.linear(norm(x), *w.qkv, nullptr, 0);
+  Activation qkv = program.linear(factor(norm(x)), *w.qkv, nullptr, 0);
   if (s.qk_norm)
     qkv = program.qk_norm(qkv, program.vector(random_, s.head_dim, 1), program.vector(random_, s.head_dim, 1), 1e-6f,
                           heads);
   const float *cos = reinterpret_cast<const float *>(weights.cos.data());
   const float *sin = reinterpret_cast<const float *>(weights.sin.data());
-  Activation mixed = program.attend(program.rope_store(qkv, cos, sin, heads), heads);
+  Activation mixed = factor(program.attend(program.rope_store(qkv, cos, sin, heads), heads));
   Activation y = program.linear(mixed, *w.out, &x, 0);
+  if (fused_) return program.linear(factor(program.linear_silu_mul(factor(norm(y)), *w.up)), *w.down, &y, 0);
   Activation up = program.activate(s.gpt2 ? MV_GELU : MV_SILU_MUL, program.linear(norm(y), *w.up, nullptr, 0));
   return program.linear(up, *w.down, &y, 0);
 }

@@ -14,6 +14,7 @@ struct ModelShape {
   bool qk_norm;
   int format, store_format, layers, hidden, num_heads, num_kv_heads, head_dim, intermediate, vocab, window;
   float softcap;  // of the logits
+  bool fused;     // silu in the product before it, and roundings to bfloat16 in the op before them
 };
 
 ModelShape random_shape(Random &random);
@@ -48,8 +49,9 @@ class Model {
  private:
   Activation layer(const Weights &weights, int index, const Activation &x);
   Activation norm(const Activation &x);
+  Activation factor(const Activation &x);
   Random random_;
-  bool gpt2_;
+  bool gpt2_, fused_, rounds_;
 };
 
 }  // namespace mvt

@@ -116,17 +116,31 @@ Activation Program::qk_norm(const Activation &x, const float *q_weight, const fl
   return push(o, out);
 }
 
-Activation Program::linear(const Activation &x, const Matrix &weight, const Activation *residual, float softcap) {
-  Activation factor = x;
+Activation Program::factor(const Activation &x, const Matrix &weight) {
   const Format &format = weight.format();
-  if (format.int8_inputs || format.id == MV_BF16) {
-    factor = make(format.int8_inputs ? x.width / 32 * 10 : (x.width + 1) / 2, x.row_kind);
-    mv_op o = op(MV_QUANTIZE, x, factor);
-    o.weight = weight.get();
-    push(o, factor);
-  }
-  Activation out = make(weight.rows(), x.row_kind);
-  mv_op o = op(MV_LINEAR, factor, out);
+  if (x.format == MV_BF16 || !(format.int8_inputs || format.id == MV_BF16)) return x;
+  Activation rounded = make(format.int8_inputs ? x.width / 32 * 10 : (x.width + 1) / 2, x.row_kind);
+  mv_op o = op(MV_QUANTIZE, x, rounded);
+  o.weight = weight.get();
+  return push(o, rounded);
+}
+
+Activation Program::round(Activation x) {
+  (in_head_ ? head_ops_ : ops_).back().out_format = x.format = MV_BF16;
+  return outputs_.back() = x;
+}
+
+Activation Program::linear_silu_mul(const Activation &x, const Matrix &gate_up) {
+  const Activation in = factor(x, gate_up), out = make(gate_up.rows() / 2, x.row_kind);
+  mv_op o = op(MV_LINEAR_SILU_MUL, in, out);
+  o.weight = gate_up.get();
+  matrices_.push_back(&gate_up);
+  return push(o, out);
+}
+
+Activation Program::linear(const Activation &x, const Matrix &weight, const Activation *residual, float softcap) {
+  const Activation in = factor(x, weight), out = make(weight.rows(), x.row_kind);
+  mv_op o = op(MV_LINEAR, in, out);
   o.weight = weight.get();
   o.softcap = softcap;
   if (residual) {
@@ -233,7 +247,7 @@ bool Program::gaps_untouched(const Step &step) const {
     int64_t gap = 0;  // what no row covers begins here
     for (int64_t row = 0; row < num_rows; row++) {
       if (!buffer.untouched(gap, 4 * row * out.stride)) return false;
-      gap = 4 * (row * out.stride + out.width);
+      gap = 4 * (row * out.stride + out.words());
     }
     if (!buffer.untouched(gap, buffer.size())) return false;
   }

@@ -43,6 +43,9 @@ struct Activation {
   int width;
   int32_t row_kind;
   int index;  // of its buffer
+  int32_t format = MV_F32;  // or MV_BF16, two numbers to a word
+
+  int words() const { return format == MV_BF16 ? width / 2 : width; }
 };
 
 class Program {
@@ -62,6 +65,9 @@ class Program {
   Activation qk_norm(const Activation &x, const float *q_weight, const float *k_weight, float eps, const Heads &heads);
   // With the rounding that the format wants before it; `residual` may be null.
   Activation linear(const Activation &x, const Matrix &weight, const Activation *residual, float softcap);
+  Activation linear_silu_mul(const Activation &x, const Matrix &gate_up);
+  // What the last op made, x, is written in bfloat16 instead.
+  Activation round(Activation x);
   Activation rope_store(const Activation &qkv, const float *cos, const float *sin, const Heads &heads);
   Activation attend(const Activation &q, const Heads &heads);
   Activation activate(int32_t kind, const Activation &x);  // MV_SILU_MUL, MV_GELU_MUL or MV_GELU
@@ -91,6 +97,8 @@ class Program {
 
  private:
   mv_op op(int32_t kind, const Activation &x, const Activation &out) const;
+  // x as products with these weights take it.
+  Activation factor(const Activation &x, const Matrix &weight);
   Activation make(int width, int32_t row_kind);
   Activation push(const mv_op &op, const Activation &out);
   int rows(int32_t row_kind) const {

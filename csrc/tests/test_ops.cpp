@@ -1,6 +1,7 @@
 // Every op by itself, over shapes that no tile divides, against the reference.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "check.h"
 #include "reference.h"
@@ -14,7 +15,7 @@ constexpr int VOCAB = 37;
 struct Bench {
   Random random;
   TeamHandle team;
-  Store store{MV_F32, 1, 80, 1, 1, 4};
+  Store store{MV_F32, 1, 210, 1, 1, 4};
   int rows;
   Program program;
   Batch batch;
@@ -24,7 +25,7 @@ struct Bench {
       : random(c.seed),
         team(c.threads),
         rows(num_rows),
-        program(team, c.isa, store, {num_rows + 3, 4, num_rows, VOCAB, VOCAB}),
+        program(team, c.isa, store, {num_rows + 3, 4, num_rows, VOCAB, std::max(VOCAB, num_rows)}),
         batch(random, {num_rows / 2, num_rows - num_rows / 2}, 1, VOCAB),
         mirror(store.shape) {}
 
@@ -98,6 +99,39 @@ MV_TEST(products_with_bias_residual_and_soft_cap) {
       bench.program.linear(x, weight, &residual, 0);
       bench.program.linear(x, weight, nullptr, 5);
       bench.check();
+    }
+  }
+}
+
+// Gate and up in one product; in bfloat16 also the norm before it and itself, rounded as they are written.
+MV_TEST(products_with_a_gate) {
+  for (const Format &format : formats()) {
+    if (format.id > MV_BF16) continue;
+    for (int rows : {1, 7, 97, 200}) {
+      trying("%s, %d rows", format.name, rows);
+      Bench bench(context, rows);
+      Program &p = bench.program;
+      const int cols = 70;
+      Matrix gate_up(bench.random, format, 2 * 80, cols, false);
+      const Activation x = bench.input(cols), whole = p.rms_norm(x, p.vector(bench.random, cols, 1), 1e-5f);
+      const Activation apart = p.activate(MV_SILU_MUL, p.linear(whole, gate_up, nullptr, 0));
+      const Activation joined = p.linear_silu_mul(whole, gate_up);
+      Activation rounded = joined;
+      if (format.id == MV_BF16) rounded = p.round(p.linear_silu_mul(whole, gate_up));
+      bench.check();
+      for (int r = 0; r < rows; r++) {
+        for (int i = 0; i < 80; i++) {
+          const float value = joined.data[r * joined.stride + i];
+          if (!MV_CHECK_EQUAL(value, apart.data[r * apart.stride + i])) return;
+          if (rounded.format != MV_BF16) continue;
+          uint16_t half;
+          std::memcpy(&half, reinterpret_cast<const char *>(rounded.data + r * rounded.stride) + 2 * i, 2);
+          uint32_t bits = uint32_t(half) << 16;
+          float narrow;
+          std::memcpy(&narrow, &bits, 4);
+          if (!MV_CHECK_EQUAL(double(narrow), round_to(MV_BF16, value))) return;
+        }
+      }
     }
   }
 }

@@ -59,7 +59,7 @@ std::vector<BadStep> bad_steps(int num_blocks) {
   };
 }
 
-ModelShape small_shape() { return {false, false, MV_F16, MV_F16, 2, 20, 2, 1, 8, 30, VOCAB, 0, 0}; }
+ModelShape small_shape() { return {false, false, MV_F16, MV_F16, 2, 20, 2, 1, 8, 30, VOCAB, 0, 0, false}; }
 
 }  // namespace
 

@@ -66,7 +66,7 @@ MV_TEST(teams_come_and_go) {
 // Programs that share a team, one after the other, each with its own callers' thread.
 MV_TEST(programs_share_a_team) {
   Random random(context.seed);
-  const ModelShape shape = {false, true, MV_F16, MV_F32, 2, 20, 2, 1, 8, 30, 40, 0, 0};
+  const ModelShape shape = {false, true, MV_F16, MV_F32, 2, 20, 2, 1, 8, 30, 40, 0, 0, false};
   const Weights weights(random, shape);
   const Batch batch(random, {30, 7, 1}, 4, 40);
   const TeamHandle team(3);
@@ -85,7 +85,7 @@ MV_TEST(programs_share_a_team) {
 // The counter moves with every op, times go to the kinds that ran, and a plain split gives the same bits.
 MV_TEST(progress_times_and_plain_split) {
   Random random(context.seed);
-  const ModelShape shape = {false, true, MV_F16, MV_F32, 2, 20, 2, 1, 8, 30, 40, 0, 0};
+  const ModelShape shape = {false, true, MV_F16, MV_F32, 2, 20, 2, 1, 8, 30, 40, 0, 0, false};
   const Weights weights(random, shape);
   const Batch batch(random, {30, 7, 1}, 4, 40);
   const Step step = batch.step({{0, 0, 30}, {1, 0, 7}, {2, 0, 1}});

@@ -9,9 +9,11 @@ from kernels.native_cases import FORMATS, ISAS, OneOp, RaggedStep, host, ids
 from mini_vllm.errors import ConfigError, MissingDependencyError
 from mini_vllm.kernels.native import NativeDevice
 from mini_vllm.kernels.native_abi import OpKind
-from mini_vllm.kernels.native_record import RecordingOps, assign_buffers, fuse_residuals, row_stride, step_context
+from mini_vllm.kernels.native_fuse import fuse, fuse_residuals
+from mini_vllm.kernels.native_record import RecordingOps, assign_buffers, row_stride, step_context
 from mini_vllm.kernels.registry import device_names, get_device
 from mini_vllm.kernels.table import AttentionSpec, KVShape
+from mini_vllm.kernels.tensors import HostTensor
 from mini_vllm.kernels.torch_ops import TorchDevice
 
 
@@ -194,6 +196,21 @@ def test_a_product_read_twice_is_not_fused():
     product = ops.linear(x, weight)
     ops.add(product, ops.add(x, product))
     assert [i.kind for i in fuse_residuals(ops.instructions)].count(OpKind.ADD) == 2
+
+
+def test_silu_and_roundings_join_the_ops_before_them():
+    device = NativeDevice(threads=1)
+    plain = host(np.ones((32, 16)))
+    halves = (plain.data.view(np.uint32) >> 16).astype(np.uint16)
+    rounded = HostTensor("w", "bf16", plain.shape, halves.reshape(-1).view(np.uint8))
+    for tensor in (plain, rounded):
+        ops = RecordingOps()
+        x = ops.embed(step_context().token_ids, device.embedding(tensor))
+        inner = ops.silu_mul(ops.linear(ops.rms_norm(x, np.ones(16, np.float32), 1e-5), device.linear([tensor])))
+        ops.linear(inner, device.linear([tensor]))
+        fused = fuse(ops.instructions)
+        assert [i.kind.name for i in fused] == ["EMBED", "RMS_NORM", "LINEAR_SILU_MUL", "LINEAR"]
+        assert [i.rounds for i in fused] == [False, *[tensor is rounded] * 2, False]
 
 
 def test_buffers_are_reused_but_never_while_alive():

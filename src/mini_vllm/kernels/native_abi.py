@@ -33,10 +33,11 @@ class OpKind(IntEnum):
     GELU = 12
     TAKE_ROWS = 13
     QUANTIZE = 14
+    LINEAR_SILU_MUL = 15
 
 
 ATTEND_COMBINE = 9
-OP_NAMES = tuple("attend_combine" if k == ATTEND_COMBINE else OpKind(k).name.lower() for k in range(15))
+OP_NAMES = tuple("attend_combine" if k == ATTEND_COMBINE else OpKind(k).name.lower() for k in range(16))
 
 
 class RowKind(IntEnum):
@@ -99,6 +100,7 @@ class Op(ctypes.Structure):
         ("head_dim", c_int32),
         ("window", c_int32),
         ("rope_dims", c_int32),
+        ("out_format", c_int32),
         ("eps", c_float),
         ("scale", c_float),
         ("softcap", c_float),

@@ -8,16 +8,10 @@ import numpy.typing as npt
 
 from mini_vllm.errors import ConfigError
 from mini_vllm.kernels.inputs import Int32Array, StepInputs
-from mini_vllm.kernels.native_abi import OP_NAMES, STATUS_TEXT, Limits, Op, OpKind, RowKind, Step
+from mini_vllm.kernels.native_abi import FORMATS, OP_NAMES, STATUS_TEXT, Limits, Op, OpKind, RowKind, Step
+from mini_vllm.kernels.native_fuse import fuse
 from mini_vllm.kernels.native_memory import Memory, NativeStore
-from mini_vllm.kernels.native_record import (
-    Activation,
-    Instruction,
-    RecordingOps,
-    assign_buffers,
-    fuse_residuals,
-    step_context,
-)
+from mini_vllm.kernels.native_record import Activation, Instruction, RecordingOps, assign_buffers, step_context
 from mini_vllm.kernels.table import Model
 
 _NO_LIMIT = 2**31 - 1
@@ -76,7 +70,7 @@ class NativeProgram:
         hidden = model.hidden(recording, step_context())
         head = RecordingOps(first_index=recording.next_index)
         logits = model.logits(head, hidden)
-        hidden_ops = fuse_residuals(recording.instructions)
+        hidden_ops = fuse(recording.instructions)
         assert hidden_ops[-1].out == hidden, "a model's hidden states come from its last op"
         if [i.out for i in hidden_ops].count(hidden) == 1:  # else the library would move one of several ops along
             pass_tokens = min(max_tokens, PASS_TOKENS)
@@ -239,6 +233,8 @@ def _assemble(
 
 def _fill(op: Op, instruction: Instruction) -> None:
     op.kind, op.row_kind, op.width = instruction.kind, instruction.out.rows, instruction.out.width
+    if instruction.rounds:  # two numbers to a word
+        op.width, op.out_format = 2 * op.width, FORMATS["bf16"]
     if instruction.kind == OpKind.LINEAR and instruction.weight is not None:
         op.width = instruction.weight.num_rows
         op.out += 4 * instruction.column

@@ -1,12 +1,11 @@
 """Records a model: the op table that writes down what it is asked, instead of computing.
 
-`RecordingOps` turns a model's calls into a list of `Instruction`s over numbered activations. `fuse_residuals` then lets
-a product add its residual itself, and `assign_buffers` gives activations that are never alive together the same memory.
-Must not know how instructions are run.
+`RecordingOps` turns a model's calls into a list of `Instruction`s over numbered activations. `native_fuse` then joins
+some of them, and `assign_buffers` gives activations that are never alive together the same memory. Must not know how
+instructions are run.
 """
 
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +49,7 @@ class Instruction:
     eps: float = 0.0
     scale: float = 1.0
     softcap: float = 0.0
+    rounds: bool = False  # out holds pairs of bfloat16, one to a word
 
 
 def step_context() -> ForwardContext:
@@ -180,34 +180,6 @@ def _expect(array: StepArray, name: str) -> None:
 def inputs_of(instruction: Instruction) -> tuple[Activation, ...]:
     """The activations that an instruction reads."""
     return tuple(a for a in (instruction.x, instruction.y) if a is not None)
-
-
-def fuse_residuals(instructions: list[Instruction]) -> list[Instruction]:
-    """`add(x, linear(…))` becomes one product that adds x, where nothing else reads the product.
-
-    The sum is rounded as before, so the bits are the same.
-    """
-    reads = Counter(activation.index for instruction in instructions for activation in inputs_of(instruction))
-    producer = {instruction.out.index: position for position, instruction in enumerate(instructions)}
-    fused: list[Instruction | None] = list(instructions)
-    for position, instruction in enumerate(instructions):
-        if instruction.kind != OpKind.ADD or instruction.x is None or instruction.y is None:
-            continue
-        for product, other in ((instruction.y, instruction.x), (instruction.x, instruction.y)):
-            made = producer[product.index]
-            linear = fused[made]
-            if linear and reads[product.index] == 1 and producer[other.index] < made and _takes_residual(linear):
-                fused[made] = replace(linear, y=other, out=instruction.out)
-                producer[instruction.out.index] = made
-                fused[position] = None
-                break
-    return [instruction for instruction in fused if instruction is not None]
-
-
-def _takes_residual(linear: Instruction) -> bool:
-    """A product that nothing is added to yet, and that fills its output alone."""
-    alone = linear.weight is not None and linear.weight.num_rows == linear.out.width
-    return linear.kind == OpKind.LINEAR and linear.y is None and alone
 
 
 @dataclass(frozen=True, slots=True)
