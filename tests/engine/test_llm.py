@@ -291,6 +291,20 @@ def test_prefill_is_held_back_offline_only_where_that_is_asked_for(monkeypatch):
     assert seen == [0.0, 20.0, EngineConfig().scheduler.itl_target_ms]
 
 
+def test_text_made_of_many_tokens_at_once_is_that_of_one_by_one(monkeypatch):
+    prompts = [[i, i + 1, i + 2] for i in range(6)]
+    params = [SamplingParams(max_tokens=30 + i, n=1 + i % 2, logprobs=1, prompt_logprobs=1, seed=i) for i in range(6)]
+    llm = make_llm(saying("naïve – ".encode() * 9, b"short", [104, 195, EOS]))
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    one_by_one = llm.generate(prompts, params, use_tqdm=True)
+    for most in (256, 7, 1, 0):
+        monkeypatch.setattr("mini_vllm.engine.batch.MOST_HELD", most)
+        held = llm.generate(prompts, params)
+        assert [output.outputs for output in held] == [output.outputs for output in one_by_one]
+        assert [output.prompt_logprobs for output in held] == [output.prompt_logprobs for output in one_by_one]
+        assert all(output.metrics.first_token <= output.metrics.last_token for output in held)
+
+
 def test_a_closed_llm_says_so():
     closed = []
     engine = make_engine()

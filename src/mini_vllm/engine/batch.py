@@ -6,7 +6,7 @@ Must not know about asyncio or HTTP.
 import sys
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from mini_vllm.engine.assembly import Engine
@@ -15,7 +15,9 @@ from mini_vllm.engine.core import EngineCore
 from mini_vllm.engine.frontend import PreparedRequest
 from mini_vllm.engine.outputs import OutputCollector
 from mini_vllm.errors import EngineBusyError, EngineStepError
-from mini_vllm.types import Embedding, Request, RequestOutput, TokenDelta
+from mini_vllm.types import Embedding, Request, RequestOutput, TokenDelta, join_deltas
+
+MOST_HELD = 256  # deltas of one choice
 
 R = TypeVar("R")
 
@@ -49,10 +51,14 @@ def feed(core: EngineCore, waiting: deque[Request]) -> None:
 class _Choice:
     collector: OutputCollector
     text: ChoiceText
+    held: list[TokenDelta] = field(default_factory=list)  # not read yet
 
 
 class GenerationBatch:
-    """The requests of one call, from admission to their outputs."""
+    """The requests of one call, from admission to their outputs.
+
+    Text is made of many tokens at once, where none of it is looked for or shown meanwhile.
+    """
 
     def __init__(self, engine: Engine, prepared: list[PreparedRequest], *, report: bool) -> None:
         self._core = engine.core
@@ -88,6 +94,18 @@ class GenerationBatch:
         if token_delta.error is not None:
             raise EngineStepError(token_delta.error)
         choice = self._choices[token_delta.request_id]
+        held = choice.held
+        if (
+            token_delta.finish_reason is None
+            and len(held) < MOST_HELD
+            and not choice.text.may_end
+            and not self._progress
+        ):
+            held.append(token_delta)
+            return
+        if held:
+            token_delta = join_deltas([*held, token_delta])
+            held.clear()
         delta = choice.text.push(token_delta)
         if delta is None:
             return

@@ -68,6 +68,11 @@ class ChoiceText:
         self.finished = False
         self.must_abort = False  # the text is complete, but the engine does not know it yet
 
+    @property
+    def may_end(self) -> bool:
+        """Whether its text may end it before the engine does, so that it must read every token as it comes."""
+        return self._stops is not None
+
     def push(self, delta: TokenDelta) -> TextDelta | None:
         """The text of new tokens; None once the choice has ended."""
         if self.finished:

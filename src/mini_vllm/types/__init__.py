@@ -18,6 +18,7 @@ from mini_vllm.types.results import (
     TextDelta,
     TokenDelta,
     TokenLogprobs,
+    join_deltas,
 )
 from mini_vllm.types.stats import EngineStats, StepStats
 from mini_vllm.types.structured import CallableTool, CallsGrammar, StructuredOutputsParams
@@ -47,4 +48,5 @@ __all__ = [
     "TextDelta",
     "TokenDelta",
     "TokenLogprobs",
+    "join_deltas",
 ]

@@ -1,5 +1,6 @@
 """What comes back: from the executor (`StepResult`), the engine (`TokenDelta`), the front end (`TextDelta`)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -75,6 +76,19 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     num_preemptions: int = 0  # so far
     metrics: RequestMetrics | None = None  # with the first token, and with the last delta
     embedding: tuple[float, ...] = ()  # of a request with a pooling, in its only delta
+
+
+def join_deltas(deltas: Sequence[TokenDelta]) -> TokenDelta:
+    """Deltas of one request, in order, as one that came with the last of them."""
+    last = deltas[-1]
+    return msgspec.structs.replace(
+        last,
+        token_ids=tuple([token_id for delta in deltas for token_id in delta.token_ids]),
+        logprobs=tuple([report for delta in deltas for report in delta.logprobs]),
+        prompt_logprobs=deltas[0].prompt_logprobs,
+        num_cached_tokens=max([delta.num_cached_tokens for delta in deltas]),
+        metrics=last.metrics or deltas[0].metrics,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
