@@ -25,6 +25,7 @@ struct StepView {
   int32_t num_tiles;
   int32_t num_splits;   // parts of the longest history
   bool split_units;     // every part is its own unit, and MV_ATTEND_COMBINE joins them
+  bool uneven;          // some tiles have far more to do than others
   float *partials;      // [num_tiles * kv heads * num_splits] states, when split_units
   int64_t partial_len;  // floats per state
   int32_t rows[2];      // by enum mv_rows

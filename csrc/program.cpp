@@ -13,6 +13,8 @@ namespace {
 
 // Below this many attention tasks per thread, the parts of long histories become units of their own.
 constexpr int TASKS_PER_THREAD = 4;
+constexpr int LOPSIDED = 8;  // one part in so many of the time may go by waiting for the last task
+constexpr int64_t MAX_PARTIALS = 16 << 20;  // floats; more is not spent on balance
 
 struct Bounds {
   const mv_limits &limits;
@@ -98,6 +100,7 @@ struct mv_program {
   std::vector<float> partials;
   std::vector<mv::QueryTile> tiles;
   std::vector<int32_t> pass_starts, pass_lens, pass_rows;  // arrays of the part of a step that is under way
+  std::vector<int64_t> loads;  // of each thread, to see whether tasks are balanced
 
   void add_ops(std::vector<mv_op> &to, const mv_op *ops, int32_t count) {
     for (int32_t i = 0; i < count; i++) {
@@ -121,7 +124,30 @@ struct mv_program {
     }
   }
 
-  // The step as kernels see it. Parts become units when there are too few tasks to keep every thread busy.
+  // What attention costs for a tile: its rows times its history, and something for either alone.
+  static int64_t cost(const mv::QueryTile &tile) {
+    return int64_t(tile.num_rows + 2) * (tile.first_position + tile.num_rows + 32);
+  }
+
+  // Whether some tasks are much longer than others: a chunk of a long prompt beside sequences with short histories.
+  bool uneven() const {
+    auto [least, most] = std::minmax_element(tiles.begin(), tiles.end(),
+                                             [](const auto &a, const auto &b) { return cost(a) < cost(b); });
+    return cost(*most) > 4 * cost(*least);
+  }
+
+  // Whether threads that take whole tasks, in their order, would wait long for the last.
+  bool lopsided() {
+    loads.assign(size_t(team->threads()), 0);
+    int64_t total = 0;
+    for (auto tile = tiles.rbegin(); tile != tiles.rend(); ++tile) {
+      for (int32_t head = 0; head < kv_heads; head++, total += cost(*tile))
+        *std::min_element(loads.begin(), loads.end()) += cost(*tile);
+    }
+    return *std::max_element(loads.begin(), loads.end()) * team->threads() > total + total / mv::LOPSIDED;
+  }
+
+  // The step as kernels see it. Parts become units when whole tasks would not keep every thread busy.
   mv::StepView view(const mv_step &in) {
     make_tiles(in);
     mv::StepView v = {};
@@ -132,12 +158,13 @@ struct mv_program {
     int32_t longest = *std::max_element(in.seq_lens, in.seq_lens + in.num_seqs);
     v.num_splits = (longest + mv::SPLIT - 1) / mv::SPLIT;
     int64_t tasks = int64_t(v.num_tiles) * kv_heads;
-    v.split_units = v.num_splits > 1 && team->threads() > 1 && tasks < int64_t(mv::TASKS_PER_THREAD) * team->threads();
+    const int64_t needed = tasks * v.num_splits * partial_len;
+    v.uneven = uneven();
+    v.split_units = v.num_splits > 1 && team->threads() > 1 &&
+                    (tasks < int64_t(mv::TASKS_PER_THREAD) * team->threads() ||
+                     (v.uneven && needed <= mv::MAX_PARTIALS && lopsided()));
     v.partial_len = partial_len;
-    if (v.split_units) {
-      size_t needed = size_t(tasks * v.num_splits * partial_len);
-      if (partials.size() < needed) partials.resize(needed);
-    }
+    if (v.split_units && int64_t(partials.size()) < needed) partials.resize(size_t(needed));
     v.partials = partials.data();
     v.rows[MV_ROWS_TOKENS] = in.num_tokens;
     v.rows[MV_ROWS_OUTPUT] = in.num_logit_rows;

@@ -13,6 +13,7 @@ namespace mv {
 namespace {
 
 constexpr int CHUNKS = 8;              // a thread's range is claimed in about this many pieces
+constexpr int64_t MAX_CHUNKS = 65535;  // that a claim can count
 constexpr int SPINS_IN_JOB = 4000;     // pauses before sleeping, some 50 to 100 microseconds
 constexpr int SPINS_BETWEEN = 20000;   // between steps, while the caller prepares the next one
 constexpr int64_t AHEAD = 256 << 10;   // bytes of the next product that a waiting thread asks for; its cache holds more
@@ -146,12 +147,19 @@ int64_t Team::next_shared_op(int thread) {
   }
 }
 
+// Where tasks differ, they are claimed one at a time, or about a quarter of one if parts are units.
+int64_t Team::attend_chunk(int64_t share) const {
+  const int64_t chunk = job_.step->split_units ? std::max(1, job_.step->num_splits / 4) : 1;
+  return std::max(chunk, (share + MAX_CHUNKS - 1) / MAX_CHUNKS);
+}
+
 // A range of the op's units for every thread.
 void Team::deal(uint32_t phase, int64_t units) {
   look_ahead();
   int64_t grain = job_.table->kernels[job_.ops[op_].kind].grain, share = (units + threads() - 1) / threads();
   int64_t chunk = static_ ? share : (share + CHUNKS - 1) / CHUNKS;
   chunk = (chunk + grain - 1) / grain * grain;
+  if (job_.ops[op_].kind == MV_ATTEND && job_.step->uneven && !static_) chunk = attend_chunk(share);
   chunk_.store(chunk, std::memory_order_relaxed);
   units_left_.store(units, std::memory_order_relaxed);
   int64_t begin = 0;

@@ -72,6 +72,7 @@ class Team {
   void advance(int thread);
   int64_t next_shared_op(int thread);
   void deal(uint32_t phase, int64_t units);
+  int64_t attend_chunk(int64_t share) const;
   void look_ahead();
   bool ask_ahead(int thread);
   void announce(uint32_t phase);

@@ -174,4 +174,26 @@ MV_TEST(attention_has_the_same_bits_however_it_is_cut) {
   }
 }
 
+// A chunk of a long prompt beside short histories: few long tasks and many short ones, whole or in parts.
+MV_TEST(attention_has_the_same_bits_beside_short_histories) {
+  for (int chunk : {5, 16, 40}) {
+    Setup setup = {heads(6, 3, 16), 16, MV_BF16, {600 + chunk}, 1};
+    for (int i = 0; i < 12; i++) setup.lengths.push_back(10 + i);
+    Attention alone(context, setup, 1, 700);
+    for (int seq = 0; seq < alone.batch().num_seqs(); seq++) alone.run({{seq, 0, alone.batch().length(seq)}}, false);
+    for (int threads : {2, 3}) {
+      Attention mixed(context, setup, threads, 700);
+      std::vector<Part> before, now;
+      for (int seq = 0; seq < mixed.batch().num_seqs(); seq++) {
+        const int length = mixed.batch().length(seq), start = length - (seq == 0 ? chunk : 1);
+        before.push_back({seq, 0, start});
+        now.push_back({seq, start, length});
+      }
+      for (const Part &part : before) mixed.run({part}, false);
+      mixed.run(now, false);
+      MV_CHECK(mixed.outputs == alone.outputs);
+    }
+  }
+}
+
 }  // namespace mvt

@@ -53,6 +53,17 @@ def test_a_chunk_is_one_block_if_a_decode_step_alone_exceeds_the_target() -> Non
     rig.check_outputs()
 
 
+def test_a_chunk_need_not_end_with_a_block() -> None:
+    rig = decoding(2, costs=LinearCosts(token=1e-3))  # 35 ms are aimed at: 2 decodes and 33 tokens
+    rig.add("long", prompt_of(64, 50), 1)
+    assert [rig.chunk_lens(rig.step())[2] for _ in range(2)] == [32, 32]
+    slower = decoding(2, costs=LinearCosts(token=1.3e-3))
+    slower.add("long", prompt_of(64, 50), 1)
+    assert [slower.chunk_lens(slower.step())[2] for _ in range(3)] == [24, 24, 16]
+    slower.run()
+    slower.check_outputs()
+
+
 @pytest.mark.parametrize("options", [{"itl_target_ms": 0.0}, {"itl_target_ms": 1e6}])
 def test_no_target_means_no_limit(options: dict[str, float]) -> None:
     rig = decoding(2, costs=LinearCosts(step=1.0), **options)
