@@ -19,7 +19,7 @@ def record(monkeypatch: pytest.MonkeyPatch) -> dict:
     monkeypatch.setattr(simulating, "Replay", lambda engine: replay(engine, clock))
     monkeypatch.setattr(simulating.sweep.measure, "__kwdefaults__", {"replay": lambda engine: replay(engine, clock)})
     monkeypatch.setattr(simulating, "TRAFFIC", "poisson:rate=6,requests=30,prompt=180,output=48,spread=0.7,seed=11")
-    return simulating.truth_check(engine.config)
+    return simulating.truth_check(engine.config, rounds=2)
 
 
 def test_a_truth_check_of_a_perfect_measurement_reaches_every_goal(record: dict) -> None:
@@ -41,11 +41,35 @@ def test_a_missed_goal_is_said() -> None:
     assert rows[-1]["error"] is None, "nothing of nothing has no error"
 
 
-def test_scheduler_rows_have_their_goals() -> None:
-    rows = list(control_plane.rows((4, 256)))
-    assert [row["sequences"] for row in rows] == [4, 256]
-    assert rows[1]["goal_ms"] == 1.0 and 0 < rows[1]["best_ms"] <= rows[1]["median_ms"]
-    assert control_plane.render(rows).splitlines()[2].startswith("      256")
+def test_rounds_are_repeated_from_the_same_beginning_and_their_medians_count(record: dict) -> None:
+    again = simulating._medians([rows_with_error(0.2), rows_with_error(-0.05), rows_with_error(0.08)])
+    row = next(again)
+    assert (row["error"], row["errors"], row["reached"]) == (0.08, [0.2, -0.05, 0.08], True)
+    first, second = (round[1]["rows"][-1] for round in record["rounds"])
+    assert first["figure"] == "prefix_hit_tokens" and first["real"] == second["real"] > 0, "the cache was empty again"
+    assert "medians of 2 rounds" in simulating.render(record)
+
+
+def rows_with_error(error: float) -> list[dict]:
+    return [{"figure": "makespan", "real": 1.0, "virtual": 1.0 + error, "error": error, "goal": 0.1, "reached": None}]
+
+
+def test_the_scheduler_s_figures_have_their_goals() -> None:
+    found = control_plane.figures((4, 256, 2048))
+    assert [(figure.load, figure.goal) for figure in found] == [
+        ("4 sequences", None),
+        ("256 sequences", 1.0),
+        ("2048 sequences", 8.0),
+        ("each of 2048 against each of 256", control_plane.GOAL_LINEAR),
+    ]
+    assert all(figure.value > 0 for figure in found)
+
+
+def test_a_large_simulation_is_a_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_plane, "TRAFFIC", "poisson:rate=160,requests=40,prompt=50,output=5")
+    found = control_plane.cluster_figure()
+    assert found.load == "40 requests, 16 replicas" and "2000 tokens read, 200 written" in found.note
+    assert found.value > 0 and found.goal == 180.0
 
 
 def test_a_cost_model_file_is_what_simulate_reads(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ that a sweep just gave. Must not know other engines.
 """
 
 import datetime
-from collections.abc import Iterator, Mapping
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from mini_vllm.simulation.records import Slo, summarise
 TRAFFIC = "poisson:rate=4,requests=80,prompt=180,output=48,spread=0.7,seed=11"
 SHARED = "shared_prefix:rate=6,requests=100,prompt=60,output=32,spread=0.5,prefixes=3,shared=200,seed=12"
 GOALS = {"makespan": 0.10, "ttft.p50": 0.15, "itl.p50": 0.15}  # allowed distance of virtual from real
+_FRESH = "every traffic finds an empty prefix cache, as a virtual run does"
 ALSO = ("ttft.p90", "itl.p90", "latency.p50", "average_batch", "steps", "prefix_hit_tokens")  # told, without a goal
 
 
@@ -50,20 +52,35 @@ def cost_model(config: EngineConfig) -> fitted.FittedCosts:
         engine.close()
 
 
-def truth_check(config: EngineConfig) -> dict[str, Any]:
-    """Real against virtual, for every traffic; the record."""
+def truth_check(config: EngineConfig, *, rounds: int = 1) -> dict[str, Any]:
+    """Real against virtual, for every traffic, several times with a new sweep each; the record."""
     engine = load_engine(config)
     try:
-        costs = fit_costs(engine)
-        checks = [_check(engine, costs, spec) for spec in (TRAFFIC, SHARED)]
+        found = [_round(engine) for _ in range(rounds)]
     finally:
         engine.close()
-    about = dict(costs.about)
-    return {"kind": "simulation", "machine": describe(), "cost_model": about, "checks": checks}
+    checks = [
+        {"traffic": spec, "rows": list(_medians([checks[spec]["rows"] for _, checks in found]))}
+        for spec in (TRAFFIC, SHARED)
+    ]
+    return {
+        "kind": "simulation",
+        "machine": describe(),
+        "cost_model": dict(found[-1][0].about),
+        "checks": checks,
+        "rounds": [list(checks.values()) for _, checks in found],
+    }
+
+
+def _round(engine: Engine) -> tuple[fitted.FittedCosts, dict[str, dict[str, Any]]]:
+    engine.core.reset(_FRESH)
+    costs = fit_costs(engine)
+    return costs, {spec: _check(engine, costs, spec) for spec in (TRAFFIC, SHARED)}
 
 
 def _check(engine: Engine, costs: fitted.FittedCosts, spec: str) -> dict[str, Any]:
     vocab = engine.frontend.limits.vocab_size
+    engine.core.reset(_FRESH)
     arrivals = generators.generate(spec)
     meter = LoadMeter()
     meter.begin()
@@ -76,8 +93,21 @@ def _check(engine: Engine, costs: fitted.FittedCosts, spec: str) -> dict[str, An
         max_model_len=costs.max_model_len,
     )
     run, _ = cluster.simulate(setup, [_folded(arrival, vocab) for arrival in arrivals])
-    virtual = summarise(run, Slo())
-    return {"traffic": spec, "foreign": foreign, "rows": list(_rows(real, virtual)), "real": real, "virtual": virtual}
+    return {"traffic": spec, "foreign": foreign, "rows": list(_rows(real, summarise(run, Slo())))}
+
+
+def _medians(rounds: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[dict[str, Any]]:
+    """Row by row: medians of what was measured and predicted, and of the errors, which decide."""
+    for rows in zip(*rounds, strict=True):
+        known = [row["error"] for row in rows if row["error"] is not None]
+        error, goal = (statistics.median(known) if known else None), rows[0]["goal"]
+        yield {
+            **rows[0],
+            **{name: statistics.median(row[name] for row in rows) for name in ("real", "virtual")},
+            "error": error,
+            "errors": [row["error"] for row in rows],
+            "reached": None if goal is None or error is None else abs(error) <= goal,
+        }
 
 
 def _folded(arrival: Arrival, vocab_size: int) -> Arrival:
@@ -106,17 +136,23 @@ def render(record: Mapping[str, Any]) -> str:
         f"cost model: {fit['steps']} steps, relative error median {fit['relative_error']['median']:.1%}, "
         f"p90 {fit['relative_error']['p90']:.1%}",
     ]
-    for check in record["checks"]:
-        foreign = "unknown" if check["foreign"] is None else f"{check['foreign']:.0%}"
+    rounds = record.get("rounds", [record["checks"]])
+    lines.append(f"medians of {len(rounds)} rounds, each with a sweep of its own")
+    for number, check in enumerate(record["checks"]):
+        shares = [entry[number]["foreign"] for entry in rounds]
+        foreign = ", ".join("unknown" if share is None else f"{share:.0%}" for share in shares)
         lines += ["", f"{check['traffic']} (used by others: {foreign})"]
-        lines.append(f"{'figure':<18}{'real':>12}{'virtual':>12}{'error':>9}  goal")
-        for row in check["rows"]:
-            goal = "" if row["goal"] is None else f"within {row['goal']:.0%}: {'yes' if row['reached'] else 'NO'}"
-            error = "-" if row["error"] is None else f"{row['error']:+.1%}"
-            lines.append(
-                f"{row['figure']:<18}{_number(row['real']):>12}{_number(row['virtual']):>12}{error:>9}  {goal}"
-            )
+        lines.append(f"{'figure':<18}{'real':>12}{'virtual':>12}{'error':>9}  {'goal':<17}of the rounds")
+        lines += [_line(row) for row in check["rows"]]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    goal = "" if row["goal"] is None else f"within {row['goal']:.0%}: {'yes' if row['reached'] else 'NO'}"
+    each = " ".join("-" if error is None else f"{error:+.1%}" for error in row.get("errors", [row["error"]]))
+    error = "-" if row["error"] is None else f"{row['error']:+.1%}"
+    figures = f"{row['figure']:<18}{_number(row['real']):>12}{_number(row['virtual']):>12}{error:>9}"
+    return f"{figures}  {goal:<17}{each}".rstrip()
 
 
 def _number(value: float | None) -> str:

@@ -4,8 +4,10 @@ Must not know Typer.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mini_vllm.cli.render import write
 from mini_vllm.cli.session import fetch
@@ -15,48 +17,92 @@ from mini_vllm.errors import ConfigError
 OTHERS = ("peers", "neighbours", "server", "speculative", "show RECORD")
 
 
-def run(what: str, model: str | None, *, threads: int | None, target: Path | None) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What the command line asks of a bench."""
+
+    model: str | None = None
+    threads: int | None = None
+    target: Path | None = None  # of the record
+    rounds: int = 3
+    quick: bool = False
+
+
+def run(what: str, work: Work) -> None:
     """Run a bench by its name; `ConfigError` names all if it is none."""
     if what not in OURS:
         choices = ", ".join(f"`bench {name}`" for name in (*OTHERS, *OURS))
         raise ConfigError(f"bench is given {what!r}; write one of {choices}")
-    OURS[what](model, threads, target)
+    OURS[what](work)
 
 
-def _cost_model(model: str | None, threads: int | None, target: Path | None) -> None:
+def _cost_model(work: Work) -> None:
     from mini_vllm.bench import simulating
     from mini_vllm.simulation.costs import default_file
 
-    found = simulating.cost_model(_config(model, threads))
-    path = target or default_file()
+    found = simulating.cost_model(_config(work))
+    path = work.target or default_file()
     found.save(path)
     about = found.about
     errors = about["relative_error"]
     write(f"{path}: fitted to {about['steps']} steps, error median {errors['median']:.1%}, p90 {errors['p90']:.1%}\n")
 
 
-def _simulation(model: str | None, threads: int | None, target: Path | None) -> None:
+def _simulation(work: Work) -> None:
     from mini_vllm.bench import simulating
 
-    record = simulating.truth_check(_config(model, threads))
-    _keep(record, target)
+    record = simulating.truth_check(_config(work), rounds=1 if work.quick else work.rounds)
+    _keep(record, work.target)
     write(simulating.render(record))
 
 
-def _scheduler(model: str | None, threads: int | None, target: Path | None) -> None:
-    from mini_vllm.bench import control_plane, machine
+def _scheduler(work: Work) -> None:
+    from mini_vllm.bench import beside, control_plane, figures, machine
 
-    rows = list(control_plane.rows())
-    _keep({"kind": "scheduler", "machine": machine.describe(), "rows": rows}, target)
-    write(control_plane.render(rows))
+    config = _config(work)
+    found = [*control_plane.figures(), *beside.figures(config)]
+    if not work.quick:
+        found.append(control_plane.cluster_figure())
+    record = {"machine": machine.describe(), "figures": [figure.as_json() for figure in found]}
+    if work.target is not None:
+        figures.write_record(record, work.target)
+    write(figures.render(record))
 
 
 OURS = {"cost-model": _cost_model, "simulation": _simulation, "scheduler": _scheduler}
 
 
-def _config(model: str | None, threads: int | None) -> EngineConfig:
+def shown(path: Path) -> str:
+    """A record as its table, whichever bench wrote it; `ConfigError` if none did."""
+    from mini_vllm.bench import figures, report, simulating
+    from mini_vllm.simulation import fitted
+
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    kinds: dict[str, Callable[[Any], str]] = {
+        "ratios": report.render,
+        "figures": figures.render,
+        "checks": simulating.render,
+        "knots": lambda record: fitted.describe(fitted.read(path)),
+    }
+    kind = next((name for name in kinds if isinstance(record, dict) and name in record), None)
+    if kind is None:
+        raise ConfigError(
+            f"{path} is no record of `mini-vllm bench`: it has none of {', '.join(kinds)}; write one with --json"
+        )
+    try:
+        return kinds[kind](record)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise ConfigError(
+            f"{path} is a damaged record of `mini-vllm bench` ({type(error).__name__}: {error}); measure again"
+        ) from None
+
+
+def _config(work: Work) -> EngineConfig:
     """The default settings of a server, but for the model; fetched if need be."""
-    config = EngineConfig.from_options(**({"model": model} if model else {}), threads=threads)
+    config = EngineConfig.from_options(**({"model": work.model} if work.model else {}), threads=work.threads)
     fetch(config)
     return config
 

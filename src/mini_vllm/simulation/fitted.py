@@ -124,6 +124,21 @@ def read(path: Path) -> FittedCosts:
         ) from None
 
 
+def describe(costs: FittedCosts) -> str:
+    """What a step costs, for people."""
+    about, errors = costs.about, costs.about.get("relative_error", {})
+    lines = [f"cost model of {about.get('model', 'an engine')} on {about.get('cpu', 'a machine')}"]
+    if errors:
+        lines.append(f"{about.get('steps')} steps, error median {errors['median']:.1%}, p90 {errors['p90']:.1%}")
+    lines += ["", f"{'tokens':>8}  a step of so many"]
+    lines += [f"{knot:>8}  {1e3 * level:.3f} ms" for knot, level in zip(costs.knots, costs.levels, strict=True)]
+    lines.append("")
+    for name, seconds in (("sampled row", costs.sample), ("1,000 tokens of context", 1e3 * costs.context)):
+        lines.append(f"and for each {name}: {1e6 * seconds:.1f} µs")
+    lines.append(f"and for each million pairs of a query and a key: {1e9 * costs.attended:.1f} ms")
+    return "\n".join(lines) + "\n"
+
+
 def _knots_with_steps(steps: Sequence[Measured]) -> tuple[int, ...]:
     """Knots that some step lies at or beside: a level without any would be free to be anything."""
     tokens = [step.load.num_tokens for step in steps]

@@ -1,6 +1,5 @@
 """`mini-vllm bench`: our engine against others on this machine, and beside busy neighbours."""
 
-import json
 import logging
 import sys
 from pathlib import Path
@@ -10,7 +9,6 @@ import typer
 
 from mini_vllm.cli import benching
 from mini_vllm.cli.render import write
-from mini_vllm.errors import ConfigError
 
 
 def command(  # noqa: PLR0913 - one for each option
@@ -50,8 +48,13 @@ def command(  # noqa: PLR0913 - one for each option
         typer.Option("--threads", "-t", envvar="MINI_VLLM_THREADS", help="of every engine; default: our own"),
     ] = None,
     rounds: Annotated[
-        int, typer.Option("--rounds", envvar="MINI_VLLM_ROUNDS", help="pairs of each neighbours row")
-    ] = 10,
+        int | None,
+        typer.Option(
+            "--rounds",
+            envvar="MINI_VLLM_ROUNDS",
+            help="neighbours: pairs of each row (10); simulation: repetitions, whose medians count (3)",
+        ),
+    ] = None,
 ) -> None:
     """Measure our engine against other engines, in turn, and against what this machine allows.
 
@@ -59,7 +62,8 @@ def command(  # noqa: PLR0913 - one for each option
     processes that spin. server: what HTTP costs beside the engine, and a thread against a process. speculative:
     guessing ahead against not guessing. show RECORD: the table of a record written with --json.
     cost-model [MODEL]: what steps cost here, for `mini-vllm simulate --virtual`. simulation [MODEL]: such a simulation
-    against a real replay. scheduler: what plan() and commit() cost.
+    against a real replay. scheduler [MODEL]: what plan() and commit() cost, what a long prompt does to those who write,
+    and, without --quick, how long 100,000 simulated requests take.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     from mini_vllm.bench import compare, figures, report
@@ -89,19 +93,10 @@ def command(  # noqa: PLR0913 - one for each option
             figures.write_record(measured, json_file)
         write(figures.render(measured))
     elif what == "neighbours":
-        write(report.table(compare.neighbours(threads=count, rounds=rounds)))
+        write(report.table(compare.neighbours(threads=count, rounds=rounds or 10)))
     elif what == "show" and record is not None:
-        known = _read(record)
-        write(report.render(known) if "ratios" in known else figures.render(known))
+        write(benching.shown(record))
     else:
-        benching.run(what, str(record) if record else None, threads=threads, target=json_file)
-
-
-def _read(path: Path) -> dict[str, object]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
-    if not isinstance(found, dict) or "machine" not in found or not {"ratios", "figures"} & set(found):
-        raise ConfigError(f"{path} is no record of `mini-vllm bench`: it lacks machine, or ratios and figures")
-    return found
+        model = None if record is None else str(record)
+        work = benching.Work(model=model, threads=threads, target=json_file, rounds=rounds or 3, quick=quick)
+        benching.run(what, work)
