@@ -18,6 +18,7 @@ from mini_vllm.types import Chunk, Outputs
 Int32Array = npt.NDArray[np.int32]
 
 NO_ROWS: Int32Array = np.zeros(0, dtype=np.int32)
+FEW = 4  # sequences up to which numbers are written one by one: a call of NumPy costs more than so many of them
 SPARE_BLOCKS = 16  # a step's tables are a multiple of this wide, so that most decode steps fit the last one's
 
 
@@ -161,6 +162,7 @@ class _Decoding:
         self._moving = moving  # [3, R]: positions, slots, sequence lengths
         self._token_ids, self._tables = layout.inputs.token_ids, layout.inputs.block_tables
         self._slots = layout.inputs.slots
+        self._cells = [memoryview(line) for line in (self._token_ids, *moving)] if len(chunks) <= FEW else None
         self._seq_ids = [chunk.seq_id for chunk in chunks]
         self._starts = [chunk.start for chunk in chunks]
         self._most = self._tables.shape[1] * self._block_size  # tokens that a row of the tables has room for
@@ -178,8 +180,16 @@ class _Decoding:
     def move_on(self, chunks: Sequence[Chunk], table: RowTable) -> None:
         """Bring the layout's arrays, and the rows' tables, to the next step."""
         self._starts = [chunk.start for chunk in chunks]
-        self._token_ids[:] = [chunk.token_ids[0] for chunk in chunks]
-        np.add(self._moving, 1, out=self._moving)
+        if self._cells is None:
+            self._token_ids[:] = [chunk.token_ids[0] for chunk in chunks]
+            np.add(self._moving, 1, out=self._moving)
+        else:
+            token_ids, positions, slots, seq_lens = self._cells
+            for index, chunk in enumerate(chunks):
+                token_ids[index] = chunk.token_ids[0]
+                positions[index] = chunk.start
+                slots[index] += 1
+                seq_lens[index] = chunk.start + 1
         for index, chunk in enumerate(chunks):
             if chunk.new_block_ids:
                 row = self.layout.sequence_rows[index]

@@ -10,7 +10,6 @@ This module must not know tensors, text, threads or the policy behind the queue.
 import bisect
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from mini_vllm.config import SchedulerConfig
 from mini_vllm.errors import EngineBusyError, InvalidParameterError
@@ -56,10 +55,10 @@ class Scheduler:
         self._config = config
         self._cache = cache
         self._clock = clock
-        self._costs = costs
         self._pacer: Pacer | None = None
         if costs is not None and config.itl_target_ms and cache.retains:
             self._pacer = Pacer(costs, target=config.itl_target_ms / 1e3, block_size=cache.block_size)
+        self._costs = None if self._pacer is None else costs  # nobody else asks
         self._recorder = None if trace is None else Recorder(trace, cache)
         self._on_step = on_step
         self._queue = make_queue(config)
@@ -70,7 +69,7 @@ class Scheduler:
         self._released: list[int] = []  # known to the executor and ended since the last plan
         self._deltas: list[TokenDelta] = []  # of sequences that ended in plan()
         self._counters = Counters()
-        self._planned: StepStats | None = None  # of the step between plan() and commit()
+        self._planned: StepPlan | None = None  # the step between plan() and commit()
         self._draft = PlanDraft(budget=0)  # of the same step
         self._began = 0.0
         self._last_step: StepStats | None = None
@@ -161,7 +160,7 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[TokenDelta]:
         """Take in what the step has produced: the new tokens of each request, and who has ended."""
-        planned = self._planned
+        planned, self._planned = self._planned, None
         assert planned is not None and planned.step_id == plan.step_id == result.step_id, "commit() of another plan"
         outputs = {output.seq_id: output for output in result.outputs}
         deltas, self._deltas = self._deltas, []
@@ -177,7 +176,7 @@ class Scheduler:
                 self._counters.count(chunk, sequence, num_new=len(delta.token_ids))
             if sequence.finish_reason is not None:
                 self._forget(sequence)
-        self._measure(plan, planned, num_decodes)
+        self._measure(plan, num_decodes)
         return deltas
 
     def _serve(self, sequence: Sequence, num_tokens: int, draft: PlanDraft) -> Chunk | None:
@@ -355,36 +354,39 @@ class Scheduler:
         self._counters.steps += 1
         draft.blocks_shared = self._cache.num_shared
         self._draft = draft
-        self._planned = StepStats(
-            step_id=plan.step_id,
-            kind="idle",
-            num_tokens=self._config.max_num_batched_tokens - draft.budget,
-            num_sequences=len(plan.chunks),
-            num_waiting=len(self._queue),
-            num_running=len(self._running),
-            num_preempted=draft.num_preempted,
-            blocks_used=self._cache.num_used,
-            blocks_cached=self._cache.num_cached,
-            blocks_total=self._cache.num_blocks,
-            prefix_hit_tokens=draft.num_hit_tokens,
-        )
+        draft.num_waiting, draft.num_running = len(self._queue), len(self._running)
+        draft.blocks_used, draft.blocks_cached = self._cache.num_used, self._cache.num_cached
+        self._planned = plan
         if self._queue.counts_service:
             for chunk in plan.chunks:
                 self._queue.charge(self._by_id[chunk.seq_id], len(chunk.token_ids) + chunk.samples)
         return plan
 
-    def _measure(self, plan: StepPlan, planned: StepStats, num_decodes: int) -> None:
+    def _measure(self, plan: StepPlan, num_decodes: int) -> None:
         kind = "mixed"
         if num_decodes == len(plan.chunks):
             kind = "decode" if plan.chunks else "idle"
         elif num_decodes == 0:
             kind = "prefill"
-        self._last_step = replace(planned, kind=kind, seconds=self._clock() - self._began)
-        self._planned = None
+        draft = self._draft
+        self._last_step = StepStats(
+            step_id=plan.step_id,
+            kind=kind,
+            num_tokens=self._config.max_num_batched_tokens - draft.budget,
+            num_sequences=len(plan.chunks),
+            num_waiting=draft.num_waiting,
+            num_running=draft.num_running,
+            num_preempted=draft.num_preempted,
+            blocks_used=draft.blocks_used,
+            blocks_cached=draft.blocks_cached,
+            blocks_total=self._cache.num_blocks,
+            prefix_hit_tokens=draft.num_hit_tokens,
+            seconds=self._clock() - self._began,
+        )
         if self._costs is not None and (kind != "decode" or plan.step_id % OBSERVE_EVERY == 0):
             self._costs.observe(StepLoad.of(plan.chunks), self._last_step.seconds)
         if self._recorder is not None:
-            self._recorder.step(plan, self._last_step, self._draft, began=self._began)
+            self._recorder.step(plan, self._last_step, draft, began=self._began)
         if self._on_step is not None:
             self._on_step(plan, self._last_step)
 

@@ -24,7 +24,9 @@ class PlanDraft:
         self.preempted: list[tuple[int, int]] = []  # victim, for whom
         self.waits: list[tuple[int, WaitReason]] = []  # who got nothing, and why
         self.num_pending = 0  # of them, those that wait for a prefix
-        self.blocks_shared = 0  # held by more than one sequence, when the plan was made
+        self.num_waiting = self.num_running = 0  # when the plan was made, as all these:
+        self.blocks_used = self.blocks_cached = 0
+        self.blocks_shared = 0  # held by more than one sequence
         self.halt: WaitReason | None = None  # why nobody else was admitted
         self.started: list[tuple[int, int]] = []  # who got a row, tokens found in the cache
         self._load: StepLoad | None = None  # of the chunks, once somebody has asked
