@@ -38,9 +38,23 @@ static inline int64_t scale_bytes(const mv_store &s) {
   return s.format == MV_STORE_Q8 ? whole_lines(8 * int64_t(s.block_size)) : 0;
 }
 static inline int64_t tile_bytes(const mv_store &s) { return key_bytes(s) + value_bytes(s) + scale_bytes(s); }
-static inline char *tile_of(const mv_store &s, int layer, int64_t block, int head) {
-  return (char *)s.data + ((block * s.num_layers + layer) * s.num_kv_heads + head) * tile_bytes(s);
-}
+
+// Where the tiles of one layer lie, worked out once: finding a tile then takes no division, where blocks are powers of two.
+struct LayerTiles {
+  char *first;  // tile(layer, 0, 0)
+  int64_t block_stride, head_stride, keys, values;  // bytes: from block to block, head to head, of K and V of a tile
+  int block_size, shift, head_dim;                  // shift: block_size is 2^shift, or shift < 0
+
+  LayerTiles(const mv_store &s, int layer)
+      : head_stride(tile_bytes(s)), keys(key_bytes(s)), values(value_bytes(s)), block_size(s.block_size), head_dim(s.head_dim) {
+    first = (char *)s.data + int64_t(layer) * s.num_kv_heads * head_stride;
+    block_stride = int64_t(s.num_layers) * s.num_kv_heads * head_stride;
+    shift = (block_size & (block_size - 1)) == 0 ? __builtin_ctz(unsigned(block_size)) : -1;
+  }
+  char *tile(int64_t block, int head) const { return first + block * block_stride + head * head_stride; }
+  int block_of(int position) const { return shift >= 0 ? position >> shift : position / block_size; }
+  int offset_of(int position) const { return shift >= 0 ? position & (block_size - 1) : position % block_size; }
+};
 
 // Of a tile whose blocks have block_size keys: dimension d of K at key offset, column of V at key offset.
 template <int P>

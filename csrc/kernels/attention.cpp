@@ -49,10 +49,10 @@ struct Task {
   int first_key() const { return first_visible(tile.first_position); }
   int first_split() const { return first_key() / SPLIT; }
   int last_split() const { return last_position() / SPLIT; }
-  SpanPlace place(int start) const {
+  SpanPlace place(const LayerTiles &tiles, int start) const {
     const int32_t *table = step->in.block_tables + int64_t(tile.seq) * step->in.table_width;
     int low = max32(0, first_key() - start), high = min32(SPAN, last_position() + 1 - start);
-    return {step->store, table, op->layer, head, start, low, high};
+    return {&tiles, table, head, start, low, high};
   }
 };
 
@@ -90,17 +90,29 @@ void join(const Task &t, const State &a, const State &b) {
 // The tree, fed with parts in ascending order: a binary counter whose digits are finished subtrees.
 class Tree {
  public:
-  Tree(const Task &task, float *memory) : task_(task), memory_(memory), len_(state_len(task.num_rows, task.padded)) {}
-  // Where to put the next part: the slot after the highest level in use.
-  float *next() { return memory_ + slot_[MAX_LEVELS] * len_; }
+  // memory: of MAX_LEVELS + 1 states, or NULL where all parts are already in memory.
+  Tree(const Task &task, float *memory) : task_(task) {
+    const int64_t len = memory ? state_len(task.num_rows, task.padded) : 0;
+    for (int i = 0; i <= MAX_LEVELS; i++) parts_[i] = memory + i * len;
+  }
+  // Where to put the next part.
+  float *next() { return parts_[MAX_LEVELS]; }
+  // The part in next() is complete.
   void push(int split) {
     int level = 0;
     for (; split >> level & 1; level++) {
       if (used_ >> level & 1) join(task_, state(level), state(MAX_LEVELS));
       used_ &= ~(1u << level);
     }
-    move(MAX_LEVELS, level);
+    float *free = parts_[level];
+    parts_[level] = parts_[MAX_LEVELS];
+    parts_[MAX_LEVELS] = free;
     used_ |= 1u << level;
+  }
+  // The same for a part that lies elsewhere; it is written to.
+  void push(int split, float *part) {
+    parts_[MAX_LEVELS] = part;
+    push(split);
   }
   State result() {
     int lowest = 0;
@@ -111,18 +123,11 @@ class Tree {
   }
 
  private:
-  // Level 0 … MAX_LEVELS - 1 are subtrees, MAX_LEVELS is the newest part; slots swap instead of being copied.
-  State state(int level) { return State(memory_ + slot_[level] * len_, task_); }
-  void move(int from, int to) {
-    int slot = slot_[to];
-    slot_[to] = slot_[from];
-    slot_[from] = slot;
-  }
+  // Level 0 … MAX_LEVELS - 1 are subtrees, MAX_LEVELS is the newest part; pointers swap instead of states being copied.
+  State state(int level) { return State(parts_[level], task_); }
   const Task &task_;
-  float *memory_;
-  int64_t len_;
   uint32_t used_ = 0;
-  int slot_[MAX_LEVELS + 1] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 0};
+  float *parts_[MAX_LEVELS + 1];
 };
 
 // Per-thread memory, in order: scores and weights of a register tile, queries [rows][steps], a copied span, tree states.
@@ -233,17 +238,18 @@ void weigh_rows(const Task &t, const State &s, const TileRows &rows, const float
 template <typename Lanes>
 class Reader {
  public:
-  Reader(const mv_op &op, const StepView &step, const Scratch &scratch) : op_(op), step_(step), scratch_(scratch) {}
+  Reader(const mv_op &op, const StepView &step, const Scratch &scratch)
+      : op_(op), step_(step), scratch_(scratch), tiles_(*step.store, op.layer) {}
 
   // Adds the split's visible keys to s.
   void accumulate_split(const Task &t, int64_t index, const State &s, int split) {
     int begin = max32(split * SPLIT, t.first_key() / SPAN * SPAN), end = min32((split + 1) * SPLIT, t.last_position() + 1);
     for (int start = begin; start < end; start += SPAN) {
       if (!in_place()) {
-        accumulate_span(t, s, start, copy(t.place(start)), nullptr);
+        accumulate_span(t, s, start, copy(t.place(tiles_, start)), nullptr);
         continue;
       }
-      Span<Lanes> span = located_ == index && located_start_ == start ? next_ : locate_span<Lanes>(t.place(start));
+      Span<Lanes> span = located_ == index && located_start_ == start ? next_ : locate_span<Lanes>(t.place(tiles_, start));
       accumulate_span(t, s, start, span, locate_next(t, index, start) ? &next_ : nullptr);
     }
   }
@@ -261,14 +267,14 @@ class Reader {
     if (start + SPAN <= t.last_position()) {
       located_ = index;
       located_start_ = start + SPAN;
-      next_ = locate_span<Lanes>(t.place(located_start_));
+      next_ = locate_span<Lanes>(t.place(tiles_, located_start_));
       return true;
     }
     located_ = index + 1;
     if (located_ == int64_t(step_.num_tiles) * op_.num_kv_heads) return false;
     Task after(op_, step_, located_);
     located_start_ = after.first_key() / SPAN * SPAN;
-    next_ = locate_span<Lanes>(after.place(located_start_));
+    next_ = locate_span<Lanes>(after.place(tiles_, located_start_));
     return true;
   }
 
@@ -291,6 +297,7 @@ class Reader {
   const mv_op &op_;
   const StepView &step_;
   const Scratch &scratch_;
+  const LayerTiles tiles_;
   Span<Lanes> next_;
   int64_t located_ = -1;  // the task that next_ belongs to, and where it starts
   int located_start_ = 0;
@@ -355,16 +362,12 @@ void attend(const mv_op &op, const StepView &step, int64_t begin, int64_t end, c
   if (step.store->format == MV_BF16) attend_units_of<Pairs>(op, step, begin, end, memory);
 }
 
-void combine(const mv_op &op, const StepView &step, int64_t begin, int64_t end, char *memory) {
-  Scratch scratch(memory, op);
+void combine(const mv_op &op, const StepView &step, int64_t begin, int64_t end, char *) {
   for (int64_t unit = begin; unit < end; unit++) {
     Task t(op, step, unit);
-    Tree tree(t, scratch.states);
-    for (int split = t.first_split(); split <= t.last_split(); split++) {
-      const float *part = step.partials + (unit * step.num_splits + split) * step.partial_len;
-      memcpy(tree.next(), part, sizeof(float) * size_t(state_len(t.num_rows, t.padded)));
-      tree.push(split);
-    }
+    Tree tree(t, nullptr);
+    for (int split = t.first_split(); split <= t.last_split(); split++)
+      tree.push(split, step.partials + (unit * step.num_splits + split) * step.partial_len);
     write_rows(t, tree.result());
   }
 }

@@ -14,20 +14,20 @@ namespace {
 
 // Keys start … of a sequence as one K/V head of a layer has them; of the span's keys, low … high - 1 are visible to some row.
 struct SpanPlace {
-  const mv_store *store;
+  const LayerTiles *tiles;
   const int32_t *table;
-  int layer, head, start, low, high;
+  int head, start, low, high;
 
-  char *tile(int position) const { return tile_of(*store, layer, table[position / store->block_size], head); }
+  char *tile(int position) const { return tiles->tile(table[tiles->block_of(position)], head); }
 };
 
 inline int64_t span_copy_bytes(int head_dim) { return int64_t(SPAN) * (head_dim + 1 + padded_dim(head_dim)) * 4; }
 
 template <typename Lanes>
-Span<Lanes> empty_span(const mv_store &s) {
+Span<Lanes> empty_span(int head_dim) {
   Span<Lanes> span;
-  span.padded = padded_dim(s.head_dim);
-  span.steps = (s.head_dim + Lanes::P - 1) / Lanes::P;
+  span.padded = padded_dim(head_dim);
+  span.steps = (head_dim + Lanes::P - 1) / Lanes::P;
   span.value_stride = span.padded * Lanes::P;
   return span;
 }
@@ -35,15 +35,15 @@ Span<Lanes> empty_span(const mv_store &s) {
 template <typename Lanes>
 Span<Lanes> locate_span(const SpanPlace &place) {
   typedef typename Lanes::Element Element;
-  const mv_store &s = *place.store;
-  Span<Lanes> span = empty_span<Lanes>(s);
+  const LayerTiles &s = *place.tiles;
+  Span<Lanes> span = empty_span<Lanes>(s.head_dim);
   span.key_stride = int64_t(s.block_size) * Lanes::P;
   for (int g = 0; g < GROUPS; g++) {
     int nearest = min32(max32(g, place.low / GROUP), (place.high - 1) / GROUP);  // others have no visible keys
-    int position = place.start + nearest * GROUP, offset = position % s.block_size;
+    int position = place.start + nearest * GROUP, offset = s.offset_of(position);
     const char *tile = place.tile(position);
     span.keys[g] = (const Element *)tile + offset * Lanes::P;
-    span.values[g] = (const Element *)(tile + key_bytes(s)) + int64_t(offset) * span.padded;
+    span.values[g] = (const Element *)(tile + s.keys) + int64_t(offset) * span.padded;
   }
   return span;
 }
@@ -53,13 +53,13 @@ template <typename Lanes>
 Span<Lanes> copy_span(const SpanPlace &place, char *memory) {
   typedef typename Lanes::Element Element;
   constexpr int P = Lanes::P;
-  const mv_store &s = *place.store;
-  Span<Lanes> span = empty_span<Lanes>(s);
+  const LayerTiles &s = *place.tiles;
+  Span<Lanes> span = empty_span<Lanes>(s.head_dim);
   Element *keys = (Element *)memory, *values = keys + SPAN * span.steps * P;
   for (int j = place.low; j < place.high; j++) {
-    int offset = (place.start + j) % s.block_size;
+    int offset = s.offset_of(place.start + j);
     const Element *from_keys = (const Element *)place.tile(place.start + j);
-    const Element *from_values = (const Element *)((const char *)from_keys + key_bytes(s));
+    const Element *from_values = (const Element *)((const char *)from_keys + s.keys);
     Element *to = keys + j / GROUP * GROUP * span.steps * P;
     for (int d = 0; d < span.steps * P; d++)
       to[key_index<P>(d, j % GROUP, GROUP)] = from_keys[key_index<P>(d, offset, s.block_size)];
@@ -76,14 +76,14 @@ Span<Lanes> copy_span(const SpanPlace &place, char *memory) {
 
 // The same of an int8 store: codes times the scale of their token become float32.
 inline Span<Singles<F32>> widen_span(const SpanPlace &place, char *memory) {
-  const mv_store &s = *place.store;
-  Span<Singles<F32>> span = empty_span<Singles<F32>>(s);
+  const LayerTiles &s = *place.tiles;
+  Span<Singles<F32>> span = empty_span<Singles<F32>>(s.head_dim);
   float *keys = (float *)memory, *values = keys + SPAN * span.steps;
   int run = 0;  // keys that are neighbours both in their block and in their group
   for (int j = place.low; j < place.high; j += run) {
-    const int offset = (place.start + j) % s.block_size;
-    const int8_t *from_keys = (const int8_t *)place.tile(place.start + j), *from_values = from_keys + key_bytes(s);
-    const float *scales = (const float *)(from_values + value_bytes(s)) + offset;
+    const int offset = s.offset_of(place.start + j);
+    const int8_t *from_keys = (const int8_t *)place.tile(place.start + j), *from_values = from_keys + s.keys;
+    const float *scales = (const float *)(from_values + s.values) + offset;
     run = min32(min32(place.high - j, s.block_size - offset), GROUP - j % GROUP);
     float *to = keys + j / GROUP * GROUP * span.steps + j % GROUP;
     for (int d = 0; d < span.steps; d++)

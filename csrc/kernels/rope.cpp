@@ -24,12 +24,12 @@ void rotate(const float *__restrict x, const float *__restrict cos, const float 
 }
 
 template <typename Format, int P>
-void write_key_value(const mv_op &op, const mv_store &s, int head, int32_t slot, const float *k, const float *v) {
+void write_key_value(const mv_op &op, const LayerTiles &s, int head, int32_t slot, const float *k, const float *v) {
   typedef typename Format::Element Element;
   const int d = op.head_dim, padded = padded_dim(d);
-  const int64_t offset = slot % s.block_size;
-  char *tile = tile_of(s, op.layer, slot / s.block_size, head);
-  Element *keys = (Element *)tile, *values = (Element *)(tile + key_bytes(s)), row[MAX_HEAD_DIM + P];
+  const int64_t offset = s.offset_of(slot);
+  char *tile = s.tile(s.block_of(slot), head);
+  Element *keys = (Element *)tile, *values = (Element *)(tile + s.keys), row[MAX_HEAD_DIM + P];
   for (int i = 0; i < d; i++) row[i] = Format::narrow(k[i]);
   row[d] = 0;  // completes a pair
   for (int i = 0; i < d; i += P) memcpy(keys + key_index<P>(i, offset, s.block_size), row + i, P * sizeof(Element));
@@ -53,10 +53,10 @@ float write_codes(const float *x, int n, int8_t *out, int64_t stride) {
   return (peak < 1e-30f ? 0.0f : peak / 127.0f) + flaw;
 }
 
-void write_key_value_codes(const mv_op &op, const mv_store &s, int head, int32_t slot, const float *k, const float *v) {
-  const int64_t offset = slot % s.block_size, padded = padded_dim(op.head_dim);
-  int8_t *tile = (int8_t *)tile_of(s, op.layer, slot / s.block_size, head), *values = tile + key_bytes(s);
-  float *scales = (float *)(values + value_bytes(s)) + offset;
+void write_key_value_codes(const mv_op &op, const LayerTiles &s, int head, int32_t slot, const float *k, const float *v) {
+  const int64_t offset = s.offset_of(slot), padded = padded_dim(op.head_dim);
+  int8_t *tile = (int8_t *)s.tile(s.block_of(slot), head), *values = tile + s.keys;
+  float *scales = (float *)(values + s.values) + offset;
   scales[0] = write_codes(k, op.head_dim, tile + offset, s.block_size);
   scales[s.block_size] = write_codes(v, op.head_dim, values + offset * padded, 1);
   memset(values + offset * padded + op.head_dim, 0, size_t(padded - op.head_dim));
@@ -66,6 +66,7 @@ void write_key_value_codes(const mv_op &op, const mv_store &s, int head, int32_t
 template <typename Format, int P>
 void rope_store_rows(const mv_op &op, const StepView &step, int64_t begin, int64_t end) {
   int d = op.head_dim, half = op.rope_dims / 2;
+  const LayerTiles tiles(*step.store, op.layer);
   float key[MAX_HEAD_DIM];
   for (int64_t t = begin; t < end; t++) {
     const float *q = op.x + t * op.x_stride, *k = q + op.num_heads * d, *v = k + op.num_kv_heads * d;
@@ -76,9 +77,9 @@ void rope_store_rows(const mv_op &op, const StepView &step, int64_t begin, int64
     for (int h = 0; h < op.num_kv_heads; h++) {
       rotate(k + h * d, cos, sin, half, d, key);
       if constexpr (P == 0)
-        write_key_value_codes(op, *step.store, h, step.in.slots[t], key, v + h * d);
+        write_key_value_codes(op, tiles, h, step.in.slots[t], key, v + h * d);
       else
-        write_key_value<Format, P>(op, *step.store, h, step.in.slots[t], key, v + h * d);
+        write_key_value<Format, P>(op, tiles, h, step.in.slots[t], key, v + h * d);
     }
   }
 }
