@@ -1,15 +1,15 @@
 // Where K and V of one token lie.
 //
 // A tile holds one block of one head of one layer: K transposed, so that one vector load reads 16 neighbouring keys, then
-// V as it is, rows padded to whole groups of 16 with zeros. In bfloat16, P = 2 numbers that are multiplied and summed
-// together lie side by side, so that the dot product of pairs reads them in place: two dimensions of a key, the same
+// V as it is, rows padded to whole groups of 16 with zeros. In bfloat16 and int8, P = 2 numbers that are multiplied and
+// summed together lie side by side, so that the dot product of pairs reads them in place: two dimensions of a key, the same
 // dimension of two keys. Else P = 1.
 //
 //   tile(layer, block, head) = [ K^T: ceil(head_dim / P) x block_size x P | V: ceil(block_size / P) x padded_dim x P ]
 //
-// In int8, the float32 scales follow: block_size of K, then block_size of V. All parts are padded to whole cache lines. A block has the tiles of all its layers and heads together, [block][layer]
-// [head], so that the blocks in use fill whole pages of memory: with the layers apart, each would hold a large page of its
-// own that is mostly empty.
+// In int8, the float32 scales follow: block_size of K, then block_size of V. All parts are padded to whole cache lines. A
+// block has the tiles of all its layers and heads together, [block][layer][head], so that the blocks in use fill whole pages
+// of memory: with the layers apart, each would hold a large page of its own that is mostly empty.
 #ifndef MINI_VLLM_KV_LAYOUT_H
 #define MINI_VLLM_KV_LAYOUT_H
 
@@ -20,7 +20,7 @@ namespace mv {
 static inline int padded_dim(int head_dim) { return (head_dim + 15) / 16 * 16; }
 static inline int64_t whole_lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-static inline int store_pack(int32_t format) { return format == MV_BF16 ? 2 : 1; }
+static inline int store_pack(int32_t format) { return format == MV_BF16 || format == MV_STORE_Q8 ? 2 : 1; }
 static inline int store_element_bytes(int32_t format) {
   return format == MV_F32 ? 4 : format == MV_STORE_Q8 ? 1 : 2;
 }
@@ -52,6 +52,7 @@ struct LayerTiles {
     shift = (block_size & (block_size - 1)) == 0 ? __builtin_ctz(unsigned(block_size)) : -1;
   }
   char *tile(int64_t block, int head) const { return first + block * block_stride + head * head_stride; }
+  const float *scales(const char *tile) const { return (const float *)(tile + keys + values); }  // in int8
   int block_of(int position) const { return shift >= 0 ? position >> shift : position / block_size; }
   int offset_of(int position) const { return shift >= 0 ? position & (block_size - 1) : position % block_size; }
 };

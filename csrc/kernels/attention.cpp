@@ -130,15 +130,17 @@ class Tree {
   float *parts_[MAX_LEVELS + 1];
 };
 
-// Per-thread memory, in order: scores and weights of a register tile, queries [rows][steps], a copied span, tree states.
+// Per-thread memory, in order: scores and weights of a register tile, queries [rows][steps] and their scales, a copied span,
+// tree states.
 struct Scratch {
-  float *scores, *weights, *queries, *states;
+  float *scores, *weights, *queries, *query_scales, *states;
   char *copy;
   Scratch(char *memory, const mv_op &op) {
     scores = (float *)(((uintptr_t)memory + 63) / 64 * 64);
     weights = scores + MAX_TILE_ROWS * SPAN;
     queries = weights + MAX_TILE_ROWS * SPAN;
-    copy = (char *)(queries + int64_t(max_rows(op)) * (padded_dim(op.head_dim) + 16));
+    query_scales = queries + int64_t(max_rows(op)) * (padded_dim(op.head_dim) + 15);
+    copy = (char *)(query_scales + max_rows(op));
     states = (float *)(copy + span_copy_bytes(op.head_dim));
   }
   static int64_t bytes(const mv_op &op) {
@@ -149,12 +151,17 @@ struct Scratch {
 
 // The scale goes into q, and with it the change to powers of two, unless scores are capped in between.
 template <typename Lanes>
-void write_queries(const Task &t, typename Lanes::Operand *out) {
+void write_queries(const Task &t, const Scratch &scratch) {
+  typename Lanes::Operand *out = (typename Lanes::Operand *)scratch.queries;
   const int d = t.op->head_dim, steps = (d + Lanes::P - 1) / Lanes::P;
   const float factor = t.op->softcap != 0.0f ? t.op->scale : t.op->scale * LOG2_E;
   for (int r = 0; r < t.num_rows; r++) {
-    const float *q = t.op->x + (t.tile.first_row + r / t.group) * t.op->x_stride;
-    Lanes::write_query(q + (t.head * t.group + r % t.group) * d, d, factor, out + r * steps);
+    const float *row = t.op->x + (t.tile.first_row + r / t.group) * t.op->x_stride;
+    const float *q = row + (t.head * t.group + r % t.group) * d;
+    if constexpr (Lanes::HAS_SCALES)
+      scratch.query_scales[r] = write_query_codes(q, d, factor, out + r * steps);
+    else
+      Lanes::write_query(q, d, factor, out + r * steps);
   }
 }
 
@@ -200,10 +207,10 @@ void adjust_scores(const mv_op &op, const TileRows &rows, float *scores) {
 }
 
 // The online softmax of a tile's rows over a span, phase by phase so that the rows' steps overlap: scores [rows][SPAN] become
-// weights [rows][SPAN / P].
+// weights [rows][SPAN / P], of an int8 store with a scale each.
 template <typename Lanes>
-void weigh_rows(const Task &t, const State &s, const TileRows &rows, const float *scores,
-                typename Lanes::Operand *weights) {
+void weigh_rows(const Task &t, const State &s, const TileRows &rows, const Span<Lanes> &span, float *scores,
+                typename Lanes::Operand *weights, float *scales) {
   F now[MAX_TILE_ROWS];
   bool grown = false;
   for (int i = 0; i < rows.count; i++) {
@@ -223,12 +230,21 @@ void weigh_rows(const Task &t, const State &s, const TileRows &rows, const float
     for (int d = 0; d < t.padded; d += W) store(acc + d, load(acc + d) * factor);
   }
   for (int i = 0; i < rows.count; i++) {
+    scales[i] = 0.0f;
     if (rows.ranges[i].from >= rows.ranges[i].to) continue;  // there may be no m yet
     F sum = zero();
+    float *row = scores + i * SPAN;
     MV_UNROLL for (int j = 0; j < SPAN; j += 2 * W) {
-      F a = exp2(load(scores + i * SPAN + j) - now[i]), b = exp2(load(scores + i * SPAN + j + W) - now[i]);
-      sum += Lanes::write_weights(a, b, weights + i * (SPAN / Lanes::P) + j / Lanes::P);
+      F a = exp2(load(row + j) - now[i]), b = exp2(load(row + j + W) - now[i]);
+      if constexpr (Lanes::HAS_SCALES) {
+        store(row + j, a);
+        store(row + j + W, b);
+        sum += a + b;
+      } else {
+        sum += Lanes::write_weights(a, b, weights + i * (SPAN / Lanes::P) + j / Lanes::P);
+      }
     }
+    if constexpr (Lanes::HAS_SCALES) scales[i] = write_weight_codes(span, row, weights + i * (SPAN / Lanes::P));
     float *l = s.l + (rows.first + i) * W;
     store(l, load(l) + sum);
   }
@@ -246,7 +262,7 @@ class Reader {
     int begin = max32(split * SPLIT, t.first_key() / SPAN * SPAN), end = min32((split + 1) * SPLIT, t.last_position() + 1);
     for (int start = begin; start < end; start += SPAN) {
       if (!in_place()) {
-        accumulate_span(t, s, start, copy(t.place(tiles_, start)), nullptr);
+        accumulate_span(t, s, start, copy_span<Lanes>(t.place(tiles_, start), scratch_.copy), nullptr);
         continue;
       }
       Span<Lanes> span = located_ == index && located_start_ == start ? next_ : locate_span<Lanes>(t.place(tiles_, start));
@@ -255,12 +271,7 @@ class Reader {
   }
 
  private:
-  bool in_place() const { return step_.store->block_size % GROUP == 0 && step_.store->format != MV_STORE_Q8; }
-  Span<Lanes> copy(const SpanPlace &place) const {
-    if constexpr (sizeof(typename Lanes::Element) == sizeof(float))
-      if (step_.store->format == MV_STORE_Q8) return widen_span(place, scratch_.copy);
-    return copy_span<Lanes>(place, scratch_.copy);
-  }
+  bool in_place() const { return tiles_.block_size % GROUP == 0; }
 
   // The task's next span, or the first one of the next task.
   bool locate_next(const Task &t, int64_t index, int start) {
@@ -282,14 +293,20 @@ class Reader {
     typedef typename Lanes::Operand Operand;
     const Operand *queries = (const Operand *)scratch_.queries;
     Operand *weights = (Operand *)scratch_.weights;
+    float *scores = scratch_.scores, scales[MAX_TILE_ROWS];
     for (int first = 0; first < t.num_rows; first += MAX_TILE_ROWS) {
       TileRows rows(t, first, start);
       if (rows.empty()) continue;
-      dispatch_rows<ScoreRows, Lanes>(rows.count, span, ahead, queries + first * span.steps, rows.low / GROUP,
-                                      (rows.high + GROUP - 1) / GROUP, scratch_.scores);
-      if (!rows.whole || t.op->softcap != 0.0f) adjust_scores(*t.op, rows, scratch_.scores);
-      weigh_rows<Lanes>(t, s, rows, scratch_.scores, weights);
-      add_values(span, ahead, weights, rows.ranges, rows.count, s.acc + first * t.padded);
+      const int group = rows.low / GROUP, end = (rows.high + GROUP - 1) / GROUP;
+      dispatch_rows<ScoreRows, Lanes>(rows.count, span, ahead, queries + first * span.steps, group, end, scores);
+      if constexpr (Lanes::HAS_SCALES) scale_scores(span, scratch_.query_scales + first, rows.count, group, end, scores);
+      if (!rows.whole || t.op->softcap != 0.0f) adjust_scores(*t.op, rows, scores);
+      weigh_rows<Lanes>(t, s, rows, span, scores, weights, scales);
+      float *acc = s.acc + first * t.padded;
+      if constexpr (Lanes::HAS_SCALES)
+        dispatch_rows<CodeRows, Lanes>(rows.count, span, ahead, weights, scales, rows.low / 2, (rows.high + 1) / 2, acc);
+      else
+        add_values(span, ahead, weights, rows.ranges, rows.count, acc);
       ahead = nullptr;
     }
   }
@@ -337,7 +354,7 @@ void attend_units_of(const mv_op &op, const StepView &step, int64_t begin, int64
     Task t(op, step, index);
     int split = step.split_units ? int(unit % step.num_splits) : 0;
     if (step.split_units && (split < t.first_split() || split > t.last_split())) continue;
-    write_queries<Lanes>(t, (typename Lanes::Operand *)scratch.queries);
+    write_queries<Lanes>(t, scratch);
     if (step.split_units) {
       State part(step.partials + unit * step.partial_len, t);
       clear(t, part);
@@ -356,10 +373,10 @@ void attend_units_of(const mv_op &op, const StepView &step, int64_t begin, int64
 }
 
 void attend(const mv_op &op, const StepView &step, int64_t begin, int64_t end, char *memory) {
-  if (step.store->format == MV_F32 || step.store->format == MV_STORE_Q8)
-    attend_units_of<Singles<F32>>(op, step, begin, end, memory);
+  if (step.store->format == MV_F32) attend_units_of<Singles<F32>>(op, step, begin, end, memory);
   if (step.store->format == MV_F16) attend_units_of<Singles<F16>>(op, step, begin, end, memory);
   if (step.store->format == MV_BF16) attend_units_of<Pairs>(op, step, begin, end, memory);
+  if (step.store->format == MV_STORE_Q8) attend_units_of<Codes>(op, step, begin, end, memory);
 }
 
 void combine(const mv_op &op, const StepView &step, int64_t begin, int64_t end, char *) {

@@ -1,11 +1,10 @@
 // One span of 64 keys of one sequence and K/V head: where its keys and values lie.
 //
-// Blocks whose size is a multiple of 16 are read in place; other block sizes are first copied to the same shape, and int8 is
-// widened to it.
+// Blocks whose size is a multiple of 16 are read in place; other block sizes are first copied to the same shape.
 #ifndef MINI_VLLM_KERNELS_ATTENTION_SPAN_H
 #define MINI_VLLM_KERNELS_ATTENTION_SPAN_H
 
-#include "kernels/attention_tiles.h"
+#include "kernels/attention_codes.h"
 #include "kv_layout.h"
 
 namespace mv {
@@ -21,7 +20,7 @@ struct SpanPlace {
   char *tile(int position) const { return tiles->tile(table[tiles->block_of(position)], head); }
 };
 
-inline int64_t span_copy_bytes(int head_dim) { return int64_t(SPAN) * (head_dim + 1 + padded_dim(head_dim)) * 4; }
+inline int64_t span_copy_bytes(int head_dim) { return int64_t(SPAN) * (head_dim + 3 + padded_dim(head_dim)) * 4; }
 
 template <typename Lanes>
 Span<Lanes> empty_span(int head_dim) {
@@ -44,6 +43,10 @@ Span<Lanes> locate_span(const SpanPlace &place) {
     const char *tile = place.tile(position);
     span.keys[g] = (const Element *)tile + offset * Lanes::P;
     span.values[g] = (const Element *)(tile + s.keys) + int64_t(offset) * span.padded;
+    if constexpr (Lanes::HAS_SCALES) {
+      span.key_scales[g] = s.scales(tile) + offset;
+      span.value_scales[g] = span.key_scales[g] + s.block_size;
+    }
   }
   return span;
 }
@@ -55,7 +58,8 @@ Span<Lanes> copy_span(const SpanPlace &place, char *memory) {
   constexpr int P = Lanes::P;
   const LayerTiles &s = *place.tiles;
   Span<Lanes> span = empty_span<Lanes>(s.head_dim);
-  Element *keys = (Element *)memory, *values = keys + SPAN * span.steps * P;
+  float *scales = (float *)memory;  // SPAN of K, SPAN of V
+  Element *keys = (Element *)(scales + 2 * SPAN), *values = keys + SPAN * span.steps * P;
   for (int j = place.low; j < place.high; j++) {
     int offset = s.offset_of(place.start + j);
     const Element *from_keys = (const Element *)place.tile(place.start + j);
@@ -65,38 +69,18 @@ Span<Lanes> copy_span(const SpanPlace &place, char *memory) {
       to[key_index<P>(d, j % GROUP, GROUP)] = from_keys[key_index<P>(d, offset, s.block_size)];
     for (int i = 0; i < span.padded; i++)
       values[value_index<P>(j, i, span.padded)] = from_values[value_index<P>(offset, i, span.padded)];
+    if constexpr (Lanes::HAS_SCALES) {
+      const float *from_scales = s.scales((const char *)from_keys) + offset;
+      scales[j] = from_scales[0];
+      scales[SPAN + j] = from_scales[s.block_size];
+    }
   }
   span.key_stride = GROUP * P;
   for (int g = 0; g < GROUPS; g++) {
     span.keys[g] = keys + g * GROUP * span.steps * P;
     span.values[g] = values + g * GROUP * span.padded;
-  }
-  return span;
-}
-
-// The same of an int8 store: codes times the scale of their token become float32.
-inline Span<Singles<F32>> widen_span(const SpanPlace &place, char *memory) {
-  const LayerTiles &s = *place.tiles;
-  Span<Singles<F32>> span = empty_span<Singles<F32>>(s.head_dim);
-  float *keys = (float *)memory, *values = keys + SPAN * span.steps;
-  int run = 0;  // keys that are neighbours both in their block and in their group
-  for (int j = place.low; j < place.high; j += run) {
-    const int offset = s.offset_of(place.start + j);
-    const int8_t *from_keys = (const int8_t *)place.tile(place.start + j), *from_values = from_keys + s.keys;
-    const float *scales = (const float *)(from_values + s.values) + offset;
-    run = min32(min32(place.high - j, s.block_size - offset), GROUP - j % GROUP);
-    float *to = keys + j / GROUP * GROUP * span.steps + j % GROUP;
-    for (int d = 0; d < span.steps; d++)
-      for (int k = 0; k < run; k++) to[d * GROUP + k] = from_keys[int64_t(d) * s.block_size + offset + k] * scales[k];
-    for (int k = 0; k < run; k++)
-      for (int i = 0; i < span.padded; i++)
-        values[int64_t(j + k) * span.padded + i] =
-            from_values[int64_t(offset + k) * span.padded + i] * scales[s.block_size + k];
-  }
-  span.key_stride = GROUP;
-  for (int g = 0; g < GROUPS; g++) {
-    span.keys[g] = keys + g * GROUP * span.steps;
-    span.values[g] = values + g * GROUP * span.padded;
+    span.key_scales[g] = scales + g * GROUP;
+    span.value_scales[g] = scales + SPAN + g * GROUP;
   }
   return span;
 }

@@ -2,8 +2,8 @@
 //
 // Both are sums of products over steps: a step is one dimension (q.K^T) or one key (p.V) of float32 and float16 stores,
 // and a pair of them in a bfloat16 store. There q and the weights p are rounded to bfloat16 too, on every instruction set,
-// and the dot product of pairs multiplies them; sums are float32 always. Each score is one chain in the order of dimensions,
-// each output one chain in the order of keys, whatever the shape of the tile.
+// and the dot product of pairs multiplies them; sums are float32. Each score is one chain in the order of dimensions,
+// each output one chain in the order of keys, whatever the shape of the tile. An int8 store has pairs, too: attention_codes.h.
 #ifndef MINI_VLLM_KERNELS_ATTENTION_TILES_H
 #define MINI_VLLM_KERNELS_ATTENTION_TILES_H
 
@@ -33,7 +33,9 @@ struct Singles {
   typedef typename Format::Element Element;
   typedef float Operand;  // what a row multiplies a step with
   typedef F Vector;
+  typedef F Sum;
   static constexpr int P = 1;
+  static constexpr bool HAS_SCALES = false;
   static MV_INLINE F load(const Element *p) { return Format::widen(p); }
   static MV_INLINE F broadcast(float x) { return set1(x); }
   static MV_INLINE F multiply_add(F x, F operand, F sum) { return fma(x, operand, sum); }
@@ -55,7 +57,9 @@ struct Pairs {
   typedef uint16_t Element;
   typedef uint32_t Operand;
   typedef U Vector;
+  typedef F Sum;
   static constexpr int P = 2;
+  static constexpr bool HAS_SCALES = false;
   static MV_INLINE U load(const uint16_t *p) {
     U v;
     memcpy(&v, p, sizeof v);
@@ -104,6 +108,7 @@ template <typename Lanes>
 struct Span {
   typedef typename Lanes::Element Element;
   const Element *keys[GROUPS], *values[GROUPS];
+  const float *key_scales[GROUPS], *value_scales[GROUPS];  // of each key; int8 alone has them
   int64_t key_stride, value_stride;
   int steps, padded;  // steps of the head's dimensions
 };
@@ -115,6 +120,10 @@ constexpr int GROUP_STEPS = GROUP / Lanes::P;
 template <typename Lanes>
 MV_INLINE void prefetch_keys(const Span<Lanes> &span, int i) {
   MV_UNROLL for (int g = 0; g < GROUPS; g++) __builtin_prefetch(span.keys[g] + i * span.key_stride);
+  if constexpr (Lanes::HAS_SCALES) {
+    if (i > 0) return;
+    for (int g = 0; g < GROUPS; g++) __builtin_prefetch(span.key_scales[g]), __builtin_prefetch(span.value_scales[g]);
+  }
 }
 template <typename Lanes>
 MV_INLINE void prefetch_values(const Span<Lanes> &span, int i) {
@@ -123,13 +132,13 @@ MV_INLINE void prefetch_values(const Span<Lanes> &span, int i) {
     __builtin_prefetch(row + b);
 }
 
-// scores[r][16 g …] of MR rows and NG groups of keys. q [rows][steps].
+// scores[r][16 g …] of MR rows and NG groups of keys, as sums of the store's kind. q [rows][steps].
 template <typename Lanes, int MR, int NG>
 MV_INLINE void score_tile(const Span<Lanes> &span, const Span<Lanes> *ahead, const typename Lanes::Operand *q, int g,
                           float *scores) {
-  F acc[MR][NG * GV];
+  typename Lanes::Sum acc[MR][NG * GV];
   MV_UNROLL for (int m = 0; m < MR; m++) {
-    MV_UNROLL for (int v = 0; v < NG * GV; v++) acc[m][v] = zero();
+    MV_UNROLL for (int v = 0; v < NG * GV; v++) acc[m][v] = typename Lanes::Sum{};
   }
   const int64_t stride = span.key_stride;
   const int steps = span.steps;
@@ -145,7 +154,7 @@ MV_INLINE void score_tile(const Span<Lanes> &span, const Span<Lanes> *ahead, con
     }
   }
   MV_UNROLL for (int m = 0; m < MR; m++) {
-    MV_UNROLL for (int v = 0; v < NG * GV; v++) store(scores + m * SPAN + g * GROUP + v * W, acc[m][v]);
+    MV_UNROLL for (int v = 0; v < NG * GV; v++) memcpy(scores + m * SPAN + g * GROUP + v * W, &acc[m][v], 4 * W);
   }
 }
 

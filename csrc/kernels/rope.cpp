@@ -39,7 +39,7 @@ void write_key_value(const mv_op &op, const LayerTiles &s, int head, int32_t slo
 }
 
 // int8 codes x / scale with scale = max |x| / 127 of the head. Returns the scale.
-float write_codes(const float *x, int n, int8_t *out, int64_t stride) {
+float write_codes(const float *x, int n, int8_t *out) {
   float peak = 0.0f, flaw = 0.0f;  // NaN if some x is NaN or infinite: then so is the scale, and all that reads it
   for (int i = 0; i < n; i++) peak = peak < __builtin_fabsf(x[i]) ? __builtin_fabsf(x[i]) : peak;
   for (int i = 0; i < n; i++) flaw += x[i] * 0.0f;
@@ -48,18 +48,22 @@ float write_codes(const float *x, int n, int8_t *out, int64_t stride) {
     float shifted = x[i] * inverse + magic;
     int32_t bits;
     memcpy(&bits, &shifted, 4);
-    out[i * stride] = int8_t(bits - 0x4b400000);
+    out[i] = int8_t(bits - 0x4b400000);
   }
   return (peak < 1e-30f ? 0.0f : peak / 127.0f) + flaw;
 }
 
 void write_key_value_codes(const mv_op &op, const LayerTiles &s, int head, int32_t slot, const float *k, const float *v) {
-  const int64_t offset = s.offset_of(slot), padded = padded_dim(op.head_dim);
-  int8_t *tile = (int8_t *)s.tile(s.block_of(slot), head), *values = tile + s.keys;
+  const int d = op.head_dim, padded = padded_dim(d);
+  const int64_t offset = s.offset_of(slot);
+  int8_t *keys = (int8_t *)s.tile(s.block_of(slot), head), *values = keys + s.keys, row[MAX_HEAD_DIM + 1];
   float *scales = (float *)(values + s.values) + offset;
-  scales[0] = write_codes(k, op.head_dim, tile + offset, s.block_size);
-  scales[s.block_size] = write_codes(v, op.head_dim, values + offset * padded, 1);
-  memset(values + offset * padded + op.head_dim, 0, size_t(padded - op.head_dim));
+  scales[0] = write_codes(k, d, row);
+  row[d] = 0;  // completes a pair
+  for (int i = 0; i < d; i += 2) memcpy(keys + key_index<2>(i, offset, s.block_size), row + i, 2);
+  scales[s.block_size] = write_codes(v, d, row);
+  memset(row + d, 0, size_t(padded - d));
+  for (int i = 0; i < padded; i++) values[value_index<2>(offset, i, padded)] = row[i];
 }
 
 // P = 0: int8.

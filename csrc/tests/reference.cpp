@@ -203,6 +203,15 @@ struct Weights {
   std::vector<double> values, errors;
 };
 
+// An int8 store is read with q in whole multiples of a scale, 15 bits and a sign.
+void round_query(std::vector<double> &q) {
+  float peak = 0;
+  for (double x : q) peak = std::max(peak, std::fabs(float(x)));
+  const float levels = q.size() <= 512 ? 32767.0f : 16383.0f;
+  if (peak < 1e-30f) return;
+  for (double &x : q) x = std::nearbyintf(float(x) * (levels / peak)) * double(peak / levels);
+}
+
 // Weights relative to a power of two. Bfloat16 stores are read with q and the weights rounded to bfloat16: a weight so near
 // the middle of two numbers that an error in its score decides may be either.
 Weights weigh(const Run &run, const mv_op &op, int row, int head) {
@@ -216,6 +225,7 @@ Weights weigh(const Run &run, const mv_op &op, int row, int head) {
     float scaled = row_of(op, row)[head * d + i] * factor;
     q.push_back(rounds ? round_to(MV_BF16, scaled) : scaled);
   }
+  if (run.program.store().shape.format == MV_STORE_Q8) round_query(q);
   Weights w;
   double largest = -INFINITY;
   for (int p = first; p <= last; p++) {
@@ -243,9 +253,21 @@ Weights weigh(const Run &run, const mv_op &op, int row, int head) {
   return w;
 }
 
+// Of an int8 store, a row's weights times V's scales are whole multiples of 1 / 32767 of the largest: half of one for each key.
+double weight_error(const Run &run, const mv_op &op, int head, const Weights &w) {
+  if (run.program.store().shape.format != MV_STORE_Q8) return 0;
+  double largest = 0;
+  for (size_t j = 0; j < w.slots.size(); j++) {
+    const double *v = run.mirror.value(op.layer, w.slots[j], head / (op.num_heads / op.num_kv_heads));
+    for (int i = 0; i < op.head_dim; i++) largest = std::max(largest, w.values[j] * std::fabs(v[i]));
+  }
+  return 0.5 * double(w.slots.size()) * largest / 32767;
+}
+
 // One query head over the keys that its row sees.
 void attend_head(const Run &run, const mv_op &op, int row, int head, std::vector<Expected> &out) {
   const Weights w = weigh(run, op, row, head);
+  const double rounding = weight_error(run, op, head, w);
   double total = 0;
   for (double weight : w.values) total += weight;
   for (int i = 0; i < op.head_dim; i++) {
@@ -256,7 +278,8 @@ void attend_head(const Run &run, const mv_op &op, int row, int head, std::vector
       size += w.values[j] / total * std::fabs(value(j));
       error += w.errors[j] / total * std::fabs(value(j) - sum);
     }
-    out.push_back({sum, 2 * error + EPS * (64 + 2 * std::sqrt(double(w.slots.size()))) * size + TINY});
+    error = 2 * error + rounding / total;
+    out.push_back({sum, error + EPS * (64 + 2 * std::sqrt(double(w.slots.size()))) * size + TINY});
   }
 }
 

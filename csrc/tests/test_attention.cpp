@@ -118,7 +118,7 @@ MV_TEST(attention_with_grouped_heads) {
 }
 
 MV_TEST(attention_over_head_sizes) {
-  for (int format : {MV_F16, MV_BF16})
+  for (int format : {int(MV_F16), int(MV_BF16), int(MV_STORE_Q8)})
     for (int head_dim : {3, 4, 12, 33, 64, 80, 96, 128, 256})
       check_ragged(context, {heads(2, 1, head_dim), 16, format, {}, 1}, {{0, 3}, {70, 1}, {60, 9}});
 }

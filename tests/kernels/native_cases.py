@@ -137,7 +137,7 @@ def reference_attention(
     number_format: str = "f32",
 ) -> np.ndarray:
     """q [n, heads, D] at positions; k, v [m, kv heads, D] at 0 … m - 1. float64; of a "bf16" store, scaled queries and
-    weights (relative to a power of two) are rounded to bfloat16 too.
+    weights (relative to a power of two) are rounded to bfloat16 too, of a "q8" store queries to 15 bits and a sign.
     """
     out = np.zeros(q.shape)
     group = spec.num_heads // spec.num_kv_heads
@@ -146,6 +146,9 @@ def reference_attention(
     scaled = q * np.float32(factor)
     if number_format == "bf16":
         scaled = rounded(scaled, "bf16")
+    if number_format == "q8":
+        unit = np.abs(scaled).max(axis=-1, keepdims=True) / np.float32(32767)
+        scaled = np.rint(scaled / unit) * unit
     for i, position in enumerate(positions):
         first = max(0, position - spec.window + 1) if spec.window else 0
         for h in range(spec.num_heads):

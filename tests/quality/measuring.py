@@ -40,11 +40,13 @@ def read_documents() -> list[str]:
     return documents
 
 
-def compile_program(checkpoint, dtype: str, weight_format: str, max_len: int, **device_options) -> Program:
-    """A model on the native library with K and V as the engine keeps them for this dtype."""
+def compile_program(
+    checkpoint, dtype: str, weight_format: str, max_len: int, *, kv: str = "auto", **device_options
+) -> Program:
+    """A model on the native library with K and V as the engine keeps them for this dtype, or for --kv-cache-dtype."""
     device = get_device("native", **device_options)
     loaded = models.load_model(checkpoint, device, dtype=dtype, max_model_len=max_len)
-    number_format = kv_format("auto", weight_format, device.store_dtypes)
+    number_format = kv_format(kv, weight_format, device.store_dtypes)
     shape = loaded.info.kv_shape(num_blocks=-(-max_len // BLOCK_SIZE), block_size=BLOCK_SIZE, dtype=number_format)
     store = device.kv_store(shape)
     return device.compile(loaded.model, store, max_tokens=max_len, max_rows=1, max_logit_rows=SLICE)
