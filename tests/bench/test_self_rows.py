@@ -39,7 +39,7 @@ class Timed:
 
 
 def test_attention_is_its_own_time_in_steps_after_the_first():
-    rows = list(self_rows.history_rows(Timed(), LIMITS, rounds=3))
+    rows = list(self_rows.history_rows(Timed(), lambda: LIMITS, rounds=3))
     assert [row.detail for row in rows] == ["batch 1", "batch 16"]
     for row, batch in zip(rows, (1, 16)):
         assert row.ours == pytest.approx(1e3 * 2e-9 * batch * 2000, rel=1e-6)

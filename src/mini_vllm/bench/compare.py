@@ -158,10 +158,11 @@ class Comparison:
                     yield from self_rows.plain_split_rows(subject, plain, rounds=number)
             elif name == "overhead":
                 yield from self._overhead(subject, max(2, rounds))
-            elif self.limits is None:
+            elif (known := self.limits) is None:
                 yield failed(Row(work=name, weights="q4_1", peer="self"), "the machine's limits are not known")
             else:
-                yield from self_rows.history_rows(subject, self.limits, rounds=max(2, rounds))
+                now = self._limits_of_now
+                yield from self_rows.history_rows(subject, lambda: now() or known, rounds=max(2, rounds))
         except SubjectError as error:
             yield failed(Row(work=name, weights="q4_1", peer="self"), str(error))
 
@@ -223,12 +224,15 @@ class Comparison:
         return subject
 
     def _measure_limits(self) -> None:
+        if found := self._limits_of_now():
+            self.limits = found if self.limits is None else self.limits.best_of(found)
+
+    def _limits_of_now(self) -> Limits | None:
         try:
-            found = machine_limits.measure(self.threads, cache=peers_base() / "build")
+            return machine_limits.measure(self.threads, cache=peers_base() / "build")
         except (MiniVLLMError, OSError, ValueError) as error:
             logger.warning("limits: %s", error)
-            return
-        self.limits = found if self.limits is None else self.limits.best_of(found)
+            return None
 
     def _with_share(self, row: Row) -> Row:
         works = {work.name: work for work in (*THROUGHPUT, SAMPLED32)}

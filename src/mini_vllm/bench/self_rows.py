@@ -39,16 +39,17 @@ def sampled_row(subject: Subject, *, rounds: int) -> Row:
     return row_of_pairs(row, pairs)
 
 
-def history_rows(subject: Subject, limits: Limits, *, rounds: int) -> Iterator[Row]:
+def history_rows(subject: Subject, measure_limits: Callable[[], Limits], *, rounds: int) -> Iterator[Row]:
     """Attention's own time inside whole steps over 2,000 tokens of history, against reading their K and V once from
-    memory: the bytes as stored over the bandwidth of the largest buffer."""
+    memory: the bytes as stored over the bandwidth of the largest buffer, measured before every round, because a
+    machine's bandwidth may differ by half from one minute to the next."""
     for batch in HISTORY_BATCHES:
         work = Work("history_2000", "decode", batch, HISTORY, HISTORY_TOKENS)
         subject.seconds(work, seed=300, new_tokens=1)  # from now on prefix caching knows the prompts
         subject.op_seconds()
-        ideal = history_bytes(SMOLLM2, batch) / limits.memory_bandwidth
         pairs = []
         for _ in range(rounds):
+            ideal = history_bytes(SMOLLM2, batch) / measure_limits().memory_bandwidth
             meter = LoadMeter()
             meter.begin()
             first = _attention_seconds(subject, work, new_tokens=1)

@@ -3,8 +3,8 @@
 Weights stay in the number format of their file. Those in float32 and float16 (widened where they are used) are
 multiplied by float32 activations; those in bfloat16 by activations rounded to bfloat16; those in Q8_0, Q4_0 and Q4_1
 by activations rounded to int8 with a scale per row and group of 32. Attention reads K and V as they are stored; where
-that is bfloat16, queries and softmax weights are rounded to it too, where it is int8, to 15 bits and a sign, with integer
-sums. All else is float32, the residual too, and so are all other sums. Every result has the same bits whatever the
+that is bfloat16, queries and softmax weights are rounded to it too, where it is int8, to 15 bits and a sign. All else
+is float32, the residual too, and so are all sums but int8's products. Every result has the same bits whatever the
 batch, the chunking and the threads.
 """
 
