@@ -38,6 +38,7 @@ static inline int64_t scale_bytes(const mv_store &s) {
   return s.format == MV_STORE_Q8 ? whole_lines(8 * int64_t(s.block_size)) : 0;
 }
 static inline int64_t tile_bytes(const mv_store &s) { return key_bytes(s) + value_bytes(s) + scale_bytes(s); }
+static inline int64_t block_bytes(const mv_store &s) { return s.num_layers * s.num_kv_heads * tile_bytes(s); }
 
 // Where the tiles of one layer lie, worked out once: finding a tile then takes no division, where blocks are powers of two.
 struct LayerTiles {

@@ -4,8 +4,10 @@
 #include <new>
 #include <vector>
 
+#include "first_touch.h"
 #include "isa.h"
 #include "kernel_table.h"
+#include "kv_layout.h"
 #include "team.h"
 
 namespace mv {
@@ -13,6 +15,7 @@ namespace {
 
 // Below this many attention tasks per thread, the parts of long histories become units of their own.
 constexpr int TASKS_PER_THREAD = 4;
+constexpr int64_t MOST_AHEAD = int64_t(96) << 20;  // of the store, taken from the system before it is used
 constexpr int LOPSIDED = 8;  // one part in so many of the time may go by waiting for the last task
 constexpr int64_t MAX_PARTIALS = 16 << 20;  // floats; more is not spent on balance
 
@@ -97,6 +100,7 @@ struct mv_program {
   int64_t scratch_stride = 64, partial_len = 0;
   int32_t kv_heads = 1;
   std::unique_ptr<char[]> scratch;
+  std::unique_ptr<mv::FirstTouch> first_touch;
   std::vector<float> partials;
   std::vector<mv::QueryTile> tiles;
   std::vector<int32_t> pass_starts, pass_lens, pass_rows;  // arrays of the part of a step that is under way
@@ -246,6 +250,9 @@ extern "C" mv_program *mv_program_create(mv_team *team, const char *isa, const m
     program->hidden = program->hidden_ops.back().out;
     program->hidden_stride = program->hidden_ops.back().out_stride;
     program->scratch_stride = (program->scratch_stride + 4095) / 4096 * 4096;
+    const int64_t token = mv::block_bytes(*store) / store->block_size, ahead = token * limits->max_tokens;
+    program->first_touch = std::make_unique<mv::FirstTouch>(*program->team, store->data, mv_store_bytes(store),
+                                                            std::min(ahead, mv::MOST_AHEAD));
     program->scratch.reset(new char[size_t(program->scratch_stride * team->team.threads())]);
     return program.release();
   } catch (const std::bad_alloc &) {
@@ -257,6 +264,8 @@ extern "C" void mv_program_destroy(mv_program *program) { delete program; }
 
 extern "C" int32_t mv_program_run(mv_program *program, const mv_step *step) {
   if (int32_t status = mv::check_step(*step, {program->limits, program->store})) return status;
+  const int32_t block = *std::max_element(step->slots, step->slots + step->num_tokens) / program->store.block_size;
+  program->first_touch->used((int64_t(block) + 1) * mv::block_bytes(program->store));
   try {
     program->run_hidden(*step);
     if (step->num_logit_rows > 0 && step->num_logit_rows <= program->limits.max_logit_rows)

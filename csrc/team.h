@@ -48,6 +48,7 @@ class Team {
   // Runs the job on the calling thread and the others; returns when all of it is done.
   void run(const Job &job);
   uint32_t progress() const { return progress_.load(std::memory_order_relaxed); }
+  bool busy() const { return active_.load(std::memory_order_relaxed); }  // a job is under way
   void profile(int64_t *ns) { profile_ = ns; }
 
  private:

@@ -9,6 +9,10 @@
 #include "reference.h"
 #include "sampler.h"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 namespace mvt {
 
 // Short jobs back to back, on more threads than there are cores, with pauses in which the threads go to sleep.
@@ -106,5 +110,35 @@ MV_TEST(progress_times_and_plain_split) {
   if (!MV_CHECK_EQUAL(model.program.run(step), MV_OK) || !check_run(model.program, step, mirror)) return;
   MV_CHECK_EQUAL(ns[MV_LINEAR], linear);
 }
+
+#if defined(__linux__)
+// How many of the first `bytes` at memory the system has given.
+int64_t resident(const char *memory, int64_t bytes) {
+  std::vector<unsigned char> pages(size_t(bytes / 4096));
+  if (mincore(const_cast<char *>(memory), size_t(bytes), pages.data()) != 0) return -1;
+  return 4096 * std::count_if(pages.begin(), pages.end(), [](unsigned char page) { return page & 1; });
+}
+
+// While a team rests, memory for the next steps is taken from the system, and no more than that.
+MV_TEST(memory_of_a_store_is_taken_ahead) {
+  const TeamHandle team(context.threads);
+  mv_store store = {MV_F32, 4, 4096, 4, 4, 64, nullptr};  // 128 MiB, 8 KiB a token
+  const int64_t bytes = mv_store_bytes(&store), ahead = 512 << 13;
+  store.data = mv_alloc(bytes);
+  char *memory = static_cast<char *>(store.data);
+  const mv_limits limits = {512, 1, 1, 9, 9, 0};
+  mv_op op = {};
+  op.kind = MV_GELU;
+  mv_program *program = mv_program_create(team.team, context.isa, &store, &limits, &op, 1, nullptr, 0);
+  for (int wait = 0; wait < 500 && resident(memory, ahead) < ahead; wait++)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  mv_program_destroy(program);
+  if (resident(memory, ahead) == 0) skip("this system takes no memory ahead");
+  else MV_CHECK_EQUAL(resident(memory, ahead), ahead);
+  MV_CHECK(resident(memory, bytes) <= ahead + (2 << 20));
+  MV_CHECK(std::count(memory, memory + ahead, 0) == ahead);
+  mv_free(store.data, bytes);
+}
+#endif
 
 }  // namespace mvt

@@ -97,7 +97,8 @@ class NativeProgram:
         )
         if not self._handle:
             raise ConfigError(f"cannot make a program for {max_tokens} tokens on {isa}: out of memory")
-        weakref.finalize(self, library.mv_program_destroy, self._handle).atexit = False
+        # The library's threads look at the team and the store until the program has ended.
+        weakref.finalize(self, _destroy, library, self._handle, (team, store)).atexit = False
         self._hidden_rows = self._hidden.floats(max_tokens, hidden.width, hidden.width)
         self._logit_rows = self._logits.floats(self._max_logit_rows, logits.width, logits.width)
         self._run = library.mv_program_run
@@ -159,6 +160,10 @@ class NativeProgram:
         self._logits_ready = self._rows <= self._max_logit_rows
         self._hidden_view = self._hidden_rows[: self._rows]
         self._logits_view = self._logit_rows[: min(self._rows, self._max_logit_rows)]
+
+
+def _destroy(library: ctypes.CDLL, handle: int, keep: tuple[Team, NativeStore]) -> None:
+    library.mv_program_destroy(handle)
 
 
 def _arrays(inputs: StepInputs) -> tuple[Int32Array, ...]:
