@@ -181,6 +181,9 @@ class ServerConfig:
     allowed_hosts: str | None = doc(
         None, "host names that the server answers to, separated by commas; default: on a loopback address, its names"
     )
+    out_dir: str = doc(
+        "logs/simulations", "folder whose newest simulations GET /simulations/latest shows; of `mini-vllm simulate`"
+    )
     ssl_certfile: str | None = doc(None, "file with the certificate chain for https (PEM)")
     ssl_keyfile: str | None = doc(None, "file with the certificate's private key, if the first has none (PEM)")
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from server.rig import MODEL, Rig, answer, error, serving
 
+from mini_vllm.config import ServerConfig
+
 
 def test_a_small_run_is_measured() -> None:
     with serving(delay=0.002) as rig:
@@ -63,3 +65,10 @@ def test_the_newest_files_of_a_folder(
         ("run-10.json", {"number": 10}),
     ]
     assert len(found["files"]) == 9 and found["files"][0]["modified"] == 1011
+
+
+def test_simulations_lie_where_out_dir_says(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"summary": 1}')
+    with serving(server=ServerConfig(out_dir=str(tmp_path))) as rig:
+        found = answer(rig.http.get("/simulations/latest"))
+    assert found["folder"] == str(tmp_path) and found["files"][0]["content"] == {"summary": 1}

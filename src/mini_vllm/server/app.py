@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -77,6 +78,7 @@ def create_app(
         rates=rates,
         request_timeout=config.request_timeout,
         stall_timeout=config.stall_timeout,
+        simulations=Path(config.out_dir),
     )
     app = FastAPI(
         title="mini-vLLM",

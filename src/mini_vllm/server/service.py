@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -41,6 +42,7 @@ class Service:
     stats: StatsView
     metrics: Metrics
     rates: RateLimits
+    simulations: Path  # where `mini-vllm simulate` leaves its records
     request_timeout: float | None = None  # seconds from the arrival of a request to its end
     stall_timeout: float | None = None  # seconds without progress in a step that are a hang; None: as suits the engine
     hung: asyncio.Event = field(default_factory=asyncio.Event)  # set when the engine was given up; nothing can free it

@@ -28,7 +28,7 @@ from mini_vllm.server.service import Service, json_response, read_json
 from mini_vllm.types import SamplingParams
 
 READER = BodyReader(BenchmarkRequest, ignored={}, rejected={})
-RESULTS, SIMULATIONS = Path("benchmarks/results"), Path("logs/simulations")  # under the working directory
+RESULTS = Path("benchmarks/results")  # under the working directory
 MOST_FILES = 10
 MOST_BYTES = 4_000_000  # of a file
 
@@ -54,8 +54,8 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/simulations/latest", **describe(None, RecordFiles))
     async def simulations() -> Response:
-        """The newest simulations of the scheduler in the folder that the server was started in."""
-        return json_response(await asyncio.to_thread(newest, SIMULATIONS))
+        """The newest records of `mini-vllm simulate`, in the folder that --out-dir names."""
+        return json_response(await asyncio.to_thread(newest, service.simulations))
 
     return routes
 
@@ -108,9 +108,7 @@ def newest(folder: Path) -> RecordFiles:
     found.sort(key=lambda path: (path.stat().st_mtime, path.name), reverse=True)
     files = [file for path in found[:MOST_FILES] if (file := _read(path)) is not None]
     if not files:
-        raise RequestRefused(
-            404, f"there are no JSON files in {folder}/ of the server's working directory", code="not_found"
-        )
+        raise RequestRefused(404, f"there are no JSON files in the server's {folder}/", code="not_found")
     return RecordFiles(folder=str(folder), files=files)
 
 
