@@ -124,6 +124,8 @@ class SimulationConfig:
     def __post_init__(self) -> None:
         _check_choices(self)
         _check_positive(self, "replicas")
+        if self.ticks < 0:
+            raise ConfigError(f"ticks is {self.ticks}; it must be 0 or more", param="ticks")
         for name in ("slo_ttft_ms", "slo_itl_ms"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be more than 0", param=name)

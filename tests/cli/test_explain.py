@@ -23,6 +23,8 @@ def test_a_file_is_explained(run, tmp_path) -> None:
     unknown = run("explain", "Z", "--trace", file)
     assert unknown.code == 2 and "the trace has no request 'Z'; it knows 3" in unknown.err
     assert run("explain", "B", "--trace", tmp_path / "none").code == 2
+    empty = run("explain", "", "--trace", file)
+    assert empty.code == 2 and "request_id is empty; give the id of an answer" in empty.err
 
 
 def test_a_server_is_asked(run) -> None:
@@ -43,6 +45,8 @@ def test_a_server_is_asked(run) -> None:
         try:
             ran = run("explain", "A", "--url", f"http://127.0.0.1:{server.server_port}")
             assert ran.code == 0 and "It never waited." in ran.out
+            wrong = run("explain", "A", "--url", f"http://127.0.0.1:{server.server_port}/v1")
+            assert wrong.code == 2 and "give the address of a mini-vLLM server without a path" in wrong.err
         finally:
             server.shutdown()
             thread.join()

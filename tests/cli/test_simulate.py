@@ -71,6 +71,8 @@ def test_what_does_not_go_together_is_refused(run, tmp_path) -> None:
         (["--virtual", "--router", "random"], "router is 'random'; choose one of"),
         (["--virtual", "--cost-model", "X:Y"], "cost model 'X:Y' is unknown"),
         (["--virtual", "--slo-ttft-ms", 0], "slo_ttft_ms is 0"),
+        (["--virtual", "--ticks", -1], "ticks is -1; it must be 0 or more"),
+        (["--virtual", "--speculative", "ngram"], "speculative ngram guesses words, of which a virtual run has none"),
     ):
         ran = run("simulate", "poisson:requests=2", *flags, "--out-dir", tmp_path)
         assert ran.code == 2 and message in ran.err, ran.err
@@ -82,3 +84,10 @@ def test_a_failed_request_makes_the_exit_code_2(run, model, tmp_path) -> None:
     path.write_text(json.dumps([{"prompt": "fine", "max_new_tokens": 3}, {"prompt": "x" * 4000, "max_new_tokens": 3}]))
     ran = run("simulate", path, "--model", model, "--out-dir", tmp_path / "o")
     assert ran.code == 2 and "r1 failed: " in ran.err and "1 of 2 finished, 1 failed" in ran.out
+
+
+def test_a_comparison_says_which_variants_fail(run, tmp_path) -> None:
+    common = ["--virtual", "--cost-model", "H100:8B", "--out-dir", tmp_path]
+    ran = run("simulate", "poisson:requests=3,prompt=50,output=5", *common, "--compare", "num_blocks=1,100")
+    assert ran.code == 2 and "num_blocks 1: " in ran.err
+    assert "3 of 3 requests failed: the prompt has 50 tokens" in ran.err and ran.err.count("failed") == 1

@@ -153,6 +153,27 @@ def test_bad_failures_are_refused(spec: str) -> None:
         failures.parse([spec], num_replicas=3)
 
 
+def test_overlapping_failures_add_up() -> None:
+    arrivals = [Arrival(at=0.0, name="a", segments=((5, 20),), max_tokens=4)]
+    both = setup(failures=failures.parse(["0@0+1", "0@0+3", "0@2+5x4"], num_replicas=1))
+    run, _ = simulate(both, arrivals)
+    alone, _ = simulate(setup(), arrivals)
+    (request,), (quick,) = run.requests, alone.requests
+    assert request.ttft >= 3.0, "the second failure outlasts the first"
+    assert request.latency - request.ttft == pytest.approx(4 * (quick.latency - quick.ttft))
+
+
+def test_years_without_a_replica_cost_no_time() -> None:
+    arrivals = [Arrival(at=0.25, name=f"r{i}", segments=((1000 * i, 20),), max_tokens=4) for i in range(50)]
+    run, _ = simulate(setup(failures=failures.parse(["0@0+100000000"], num_replicas=1)), arrivals)
+    assert all(100_000_000 <= request.ttft < 100_000_002 for request in run.requests)
+
+
+def test_a_slowdown_to_nothing_is_refused() -> None:
+    with pytest.raises(InvalidParameterError, match="the factor must be more than 0"):
+        failures.parse(["0@1+5x0"], num_replicas=1)
+
+
 def test_a_request_that_can_never_fit_fails_alone() -> None:
     big = Arrival(at=0.0, name="big", segments=((1 << 20, 2000),), max_tokens=3)
     small = Arrival(at=0.0, name="small", segments=((2 << 20, 20),), max_tokens=3)

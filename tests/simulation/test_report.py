@@ -139,9 +139,11 @@ def test_names_stand_for_all_their_values() -> None:
     ("specs", "message"),
     [
         (["colour=red"], "names 'colour'; known are cache, router, replicas, block_size"),
-        (["block_size=x"], "'x' is no int"),
+        (["block_size=x"], "'x' is not a whole number"),
         (["cache=big"], "choose caches of paged"),
         (["block_size"], "write NAME=VALUE,VALUE"),
+        (["replicas=0"], "replicas is 0; it must be at least 1"),
+        (["kv_cache=maybe"], "'maybe' is not on or off"),
         (["policies", "cache", "router"], "makes 72 variants; at most 64"),
     ],
 )

@@ -51,6 +51,21 @@ def test_every_field_of_an_entry(tmp_path: Path) -> None:
         ([{"prompt": "a", "at_ms": -5}], "at_ms is -5; it must be a number"),
         ([{"prompt": "a", "temperature": -1}], "entry 0: temperature is -1"),
         ([{"prompt": [1.5]}], "write a text or token ids"),
+        ([{"prompt": "a", "messages": [{}]}], "has both prompt and messages"),
+        ([{"messages": 5}], "messages is 5; write at least one"),
+        ([{"messages": []}], r"messages is \[\]; write at least one"),
+        (
+            [{"prompt": "a", "max_new_tokens": 1.5}],
+            "max_new_tokens is 1.5; it must be a whole number from 0 to 500,000",
+        ),
+        ([{"prompt": "a", "max_new_tokens": 1e11}], "max_new_tokens is 100000000000.0; it must be a whole number"),
+        ([{"prompt": "a", "priority": 10**30}], "it must be a whole number from -500,000 to 500,000"),
+        ([{"prompt": "a", "priority": 0.5}], "priority is 0.5; it must be a whole number"),
+        ([{"prompt": "a", "deadline_ms": -1}], "deadline_ms is -1; it must be a number from 0"),
+        ([{"prompt": "a", "id": None}], "id is None; it must be a text"),
+        ([{"prompt": "a", "key": [1]}], r"key is \[1\]; it must be a text"),
+        ([{"prompt": "a", "id": "x"}, {"prompt": "b", "id": "x"}], "entry 1 has the id 'x', as entry 0 has"),
+        ('[{"prompt": "a", "at_ms": NaN}]', "at_ms is nan; it must be a number from 0"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, content: object, message: str) -> None:
@@ -127,10 +142,32 @@ def test_prefixes_are_shared_and_conversations_hold_their_answers() -> None:
     [
         ("poisson:speed=3", "sets 'speed'; known are rate"),
         ("poisson:rate=fast", "rate is 'fast'; it must be a number"),
-        ("poisson:rate=0", "rate must be more than 0"),
-        ("diurnal:depth=2", "depth must lie in"),
+        ("poisson:rate=0", r"rate is 0; it must lie in \[1e-09, 1e\+09\]"),
+        ("poisson:rate=inf", "rate is inf; it must lie in"),
+        ("poisson:spread=nan", "spread is nan; it must lie in"),
+        ("poisson:requests=1e3", "requests is '1e3'; it must be a whole number"),
+        ("poisson:prompt=1000000000000", r"prompt is 1e\+12; it must lie in \[1, 500000\]"),
+        ("bursty:burst=1e200", r"burst is 1e\+200; it must lie in"),
+        ("multi_turn:think=inf", "think is inf; it must lie in"),
+        ("diurnal:depth=2", r"depth is 2; it must lie in \[0, 1\]"),
     ],
 )
 def test_bad_settings_of_a_generator_are_named(spec: str, message: str) -> None:
     with pytest.raises(InvalidParameterError, match=message):
         generate(spec)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("1,inf,4", "line 2: prompt tokens are 'inf'; write a whole number from 0 to 500,000"),
+        ("1,-5,4", "line 2: prompt tokens are '-5'"),
+        ("1,4,1e30", "line 2: output tokens are '1e30'"),
+        ("nan,4,4", "line 2: the time is 'nan'; write seconds, or a date such as"),
+        ("yesterday,4,4", "line 2: the time is 'yesterday'"),
+        ("1,4", "line 2 has 2 columns; it needs 3"),
+    ],
+)
+def test_bad_rows_of_a_csv_file_are_named(tmp_path: Path, row: str, message: str) -> None:
+    with pytest.raises(InvalidParameterError, match=message):
+        traffic.load(write(tmp_path / "t.csv", f"TIMESTAMP,ContextTokens,GeneratedTokens\n{row}\n"))

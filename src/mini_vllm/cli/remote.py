@@ -18,7 +18,10 @@ def get(url: str, path: str, *, api_key: str | None = None, seconds: float = 10.
             text: str = response.read().decode("utf-8")
             return text
     except urllib.error.HTTPError as error:
-        remedy = "; give its key in MINI_VLLM_API_KEY" if error.code == 401 else ""
+        remedy = {
+            401: "; give its key in MINI_VLLM_API_KEY",
+            404: "; give the address of a mini-vLLM server without a path, such as http://127.0.0.1:8000",
+        }.get(error.code, "")
         raise ConfigError(f"{address} answers {error.code} {error.reason}{remedy}") from None
     except (OSError, ValueError, urllib.error.URLError) as error:
         raise ConfigError(

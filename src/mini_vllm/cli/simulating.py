@@ -10,6 +10,7 @@ from mini_vllm.cli.options import Options
 from mini_vllm.cli.render import note, progress, table, write, write_json
 from mini_vllm.cli.session import fetch
 from mini_vllm.config import EngineConfig
+from mini_vllm.errors import ConfigError
 from mini_vllm.scheduling import Trace
 from mini_vllm.simulation import charts, cluster, compare, costs, failures, files, realtime, report, traffic
 from mini_vllm.simulation.arrivals import Arrival
@@ -35,8 +36,17 @@ class Simulation:
             charts.check(Path(config.charts))
         self._arrivals = traffic.load(source)
         if config.virtual:
+            self._check_virtual()
             self._costs = costs.load_costs(config.cost_model)
             self._arrivals = self._tokenized()
+
+    def _check_virtual(self) -> None:
+        guesser = self._options.engine_config().speculative.speculative
+        if guesser != "off":
+            raise ConfigError(
+                f"speculative {guesser} guesses words, of which a virtual run has none; leave out --virtual or that",
+                param="speculative",
+            )
 
     def run(self) -> int:
         """Run and show everything; the exit code."""
@@ -72,7 +82,7 @@ class Simulation:
             began = time.perf_counter()
             run, _ = self._replay(dict(variant.engine), dict(variant.cluster))
             results.append((variant.name, summarise(run, self._slo)))
-            note(f"{variant.name}: {time.perf_counter() - began:.1f} s")
+            note(f"{variant.name}: {time.perf_counter() - began:.1f} s{_failed(run)}")
         if self._as_json:
             write_json([{"variant": name, "summary": figures} for name, figures in results])
         else:
@@ -82,7 +92,7 @@ class Simulation:
         if self._config.charts is not None:
             charts.draw(results, Path(self._config.charts), title=f"{self._source}")
             note(f"charts: {self._config.charts}")
-        return 0
+        return 2 if any(figures["failed"] for _, figures in results) else 0
 
     def _replay(self, engine: Mapping[str, Any], group: Mapping[str, Any]) -> tuple[Run, Trace | None]:
         """Once, with these settings over the user's."""
@@ -156,3 +166,9 @@ class Simulation:
             return tokenizer.encode(text, add_special_tokens=False)
 
         return realtime.as_segments(self._arrivals, tokenize)
+
+
+def _failed(run: Run) -> str:
+    """How many requests failed, and why the first did."""
+    errors = [request.error for request in run.requests if request.error is not None]
+    return f"; {len(errors)} of {len(run.requests)} requests failed: {errors[0]}" if errors else ""

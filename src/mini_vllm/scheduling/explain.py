@@ -38,6 +38,8 @@ class Account:
 def find(requests: Iterable[RequestRecord], request_id: str) -> list[RequestRecord]:
     """The requests of this id: the user's, the engine's, or the beginning of one. `InvalidParameterError` if none."""
     known = list(requests)
+    if not request_id:
+        raise InvalidParameterError("request_id is empty; give the id of an answer", param="request_id")
     for matches in (
         [request for request in known if request_id in (request.parent_id, request.request_id)],
         [request for request in known if request.request_id.startswith(request_id)],

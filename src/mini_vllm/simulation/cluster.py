@@ -7,6 +7,7 @@ files or reports.
 
 import gc
 import heapq
+import math
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -62,6 +63,7 @@ class _Replica:
         self.step: tuple[StepPlan, StepResult] | None = None  # under way
         self.is_woken = False  # it was idle, has work now, and a step begins once all of this moment is in
         self.epoch = 0  # counts its deaths: a step that ends in another life is forgotten
+        self.troubles: list[Failure] = []  # failures that it has now
         self.prefix_tokens = [0, 0]  # asked for and found, in earlier lives
         self._setup = setup
         self._clock = clock
@@ -156,17 +158,22 @@ class Cluster:
             replica.is_woken = False
             if replica.epoch == detail and replica.step is None:
                 self._begin_step(replica)
-        elif self.setup.failures[detail].slowdown is not None:
-            slowdown = self.setup.failures[detail].slowdown or 1.0
-            replica.executor.slowdown = slowdown if kind == _FAILURE else 1.0
-        elif kind == _FAILURE:
+        else:
+            change = replica.troubles.append if kind == _FAILURE else replica.troubles.remove
+            change(self.setup.failures[detail])
+            self._suffer(replica)
+
+    def _suffer(self, replica: _Replica) -> None:
+        """The failures that a replica has now: dead if one of them kills, else as slow as the worst."""
+        replica.executor.slowdown = max([each.slowdown for each in replica.troubles if each.slowdown], default=1.0)
+        was_alive = replica.state.is_alive
+        replica.state.is_alive = all(each.slowdown for each in replica.troubles)
+        if was_alive and not replica.state.is_alive:
             self._router.lost(replica.index)
             for lost in replica.die():
                 lost.record.num_retries += 1
                 lost.record.num_resent = lost.record.num_output
                 self._route(lost)
-        else:
-            replica.state.is_alive = True
 
     def _arrive(self, arrival: Arrival) -> None:
         setup = self.setup
@@ -199,7 +206,7 @@ class Cluster:
             index = self._router.choose(flight.request.prompt_token_ids, [replica.state for replica in self._replicas])
         except NoReplicaError:
             self._order += 1
-            heapq.heappush(self._again, (self.clock.now + RETRY_SECONDS, self._order, flight))
+            heapq.heappush(self._again, (self._next_try(), self._order, flight))
             return
         replica = self._replicas[index]
         flight.record.replica = index
@@ -214,6 +221,13 @@ class Cluster:
         if replica.step is None and not replica.is_woken:  # after all that arrive at this very moment
             replica.is_woken = True
             self._push(self.clock.now, _WAKE, replica.index, replica.epoch)
+
+    def _next_try(self) -> float:
+        """When a client that sends again every `RETRY_SECONDS` will next find a replica that has recovered."""
+        now = self.clock.now
+        ends = [failure.begin + failure.seconds for failure in self.setup.failures if not failure.slowdown]
+        first = min([end for end in ends if end > now], default=now)
+        return now + RETRY_SECONDS * max(1, math.ceil((first - now) / RETRY_SECONDS))
 
     def _begin_step(self, replica: _Replica) -> None:
         plan = replica.scheduler.plan()

@@ -72,6 +72,8 @@ def _variant(spec: str, name: str, value: str) -> Variant:
         if value not in CACHES:
             raise ConfigError(f"compare {spec!r:.60}: choose caches of {', '.join(CACHES)}", param="compare")
         return Variant(value, CACHES[value], {})
+    if name == "replicas" and value.lstrip("+-").isdigit() and int(value) < 1:
+        raise ConfigError(f"compare {spec!r:.60}: replicas is {value}; it must be at least 1", param="compare")
     if name in _CLUSTER:
         return Variant(f"{name} {value}", {}, {name: _parse(spec, value, _CLUSTER[name])})
     kinds = {field.name: field.type for group in (CacheConfig, SchedulerConfig) for field in dataclasses.fields(group)}
@@ -92,7 +94,8 @@ def _parse(spec: str, value: str, kind: Any) -> Any:
             return kind(value)
         except ValueError:
             pass
-    raise ConfigError(f"compare {spec!r:.60}: {value!r} is no {kind.__name__}", param="compare")
+    wanted = {bool: "on or off", int: "a whole number", float: "a number"}.get(kind, "text")
+    raise ConfigError(f"compare {spec!r:.60}: {value!r:.40} is not {wanted}", param="compare")
 
 
 def _join(choice: Sequence[Variant]) -> Variant:

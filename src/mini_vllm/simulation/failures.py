@@ -35,5 +35,11 @@ def parse(specs: Iterable[str], *, num_replicas: int) -> list[Failure]:
             raise InvalidParameterError(
                 f"failure {spec!r:.60} is of replica {index}; there are {num_replicas}, counted from 0", param="fail"
             )
+        if slowdown is not None and not float(slowdown) > 0:
+            raise InvalidParameterError(
+                f"failure {spec!r:.60} makes steps take {slowdown} times as long; the factor must be more than 0, "
+                "such as x4",
+                param="fail",
+            )
         found.append(Failure(int(index), float(begin), float(seconds), None if slowdown is None else float(slowdown)))
     return found

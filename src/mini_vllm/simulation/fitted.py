@@ -119,8 +119,9 @@ def read(path: Path) -> FittedCosts:
         knots, levels = tuple(content.pop("knots")), tuple(content.pop("levels"))
         return FittedCosts(knots=knots, levels=levels, **content)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"{path} is no cost model ({error}); write one with `mini-vllm bench cost-model`", param="cost_model"
+            f"{path} is no cost model ({reason}); write one with `mini-vllm bench cost-model`", param="cost_model"
         ) from None
 
 

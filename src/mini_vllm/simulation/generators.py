@@ -13,6 +13,8 @@ from mini_vllm.errors import InvalidParameterError
 from mini_vllm.simulation.arrivals import Arrival
 
 STRIDE = 1 << 20  # made-up token ids of different requests never meet
+MOST_TOKENS = 500_000  # of a prompt or an answer: what a stride has room for
+MOST = 1e9  # of anything else
 _PREFIX_BASE = 1 << 50  # ids of shared prefixes
 
 
@@ -65,17 +67,33 @@ def parse(spec: str, settings: str) -> Settings:
             found[name] = kinds[name](value)
         except ValueError:
             raise InvalidParameterError(
-                f"traffic {spec!r:.80}: {name} is {value!r}; it must be a number", param="traffic"
+                f"traffic {spec!r:.80}: {name} is {value!r:.40}; it must be a "
+                f"{'whole number' if kinds[name] is int else 'number'}",
+                param="traffic",
             ) from None
     chosen = Settings(**found)  # type: ignore[arg-type]
-    for name in ("rate", "requests", "prompt", "output", "keys", "burst", "period", "prefixes", "shared", "turns"):
-        if not getattr(chosen, name) > 0:
-            raise InvalidParameterError(f"traffic {spec!r:.80}: {name} must be more than 0", param="traffic")
-    if not 0 <= chosen.depth <= 1 or chosen.spread < 0 or chosen.think < 0:
-        raise InvalidParameterError(
-            f"traffic {spec!r:.80}: depth must lie in [0, 1], spread and think must not be negative", param="traffic"
-        )
+    _check(spec, chosen)
     return chosen
+
+
+def _check(spec: str, chosen: Settings) -> None:
+    """`InvalidParameterError` names the setting, its value and its range."""
+    for entry in fields(Settings):
+        name, value = entry.name, getattr(chosen, entry.name)
+        low, high = _RANGES.get(name, (1 if isinstance(entry.default, int) else 1e-9, MOST))
+        if name != "seed" and not low <= value <= high:
+            raise InvalidParameterError(
+                f"traffic {spec!r:.80}: {name} is {value:g}; it must lie in [{low:g}, {high:g}]", param="traffic"
+            )
+
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "depth": (0.0, 1.0),
+    "spread": (0.0, 100.0),
+    "burst": (0.01, 100.0),
+    "think": (0.0, MOST),
+    **dict.fromkeys(("prompt", "output", "shared"), (1, MOST_TOKENS)),
+}
 
 
 def poisson(settings: Settings, dice: random.Random) -> Iterator[Arrival]:
@@ -159,4 +177,4 @@ def _length(mean: int, spread: float, dice: random.Random) -> int:
     if not spread:
         return mean
     sigma = math.sqrt(math.log(1.0 + spread**2))
-    return max(1, round(dice.lognormvariate(math.log(mean) - sigma**2 / 2, sigma)))
+    return min(MOST_TOKENS, max(1, round(dice.lognormvariate(math.log(mean) - sigma**2 / 2, sigma))))

@@ -5,6 +5,7 @@ This module must not know engines.
 
 import csv
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
@@ -17,6 +18,8 @@ from mini_vllm.simulation.arrivals import Arrival
 from mini_vllm.types import SamplingParams
 
 FIRST_ID, ID_STRIDE = 1 << 20, 1 << 20  # made-up ids of different requests never meet
+MOST = generators.MOST_TOKENS  # of a request's tokens; the same for its priority
+MOST_MS = 1e12  # thirty years
 _SAMPLING = frozenset(entry.name for entry in fields(SamplingParams)) - {"n", "max_tokens"}
 _KNOWN = frozenset({"at_ms", "at", "prompt", "messages", "max_new_tokens", "max_tokens", "priority", "key"})
 _KNOWN |= {"deadline_ms", "id", "name"}
@@ -40,7 +43,8 @@ def load(source: str) -> list[Arrival]:
         ) from None
     arrivals = read_csv(source, text) if source.lower().endswith(".csv") else read_json(source, text)
     if not arrivals:
-        raise InvalidParameterError(f"traffic {source} has no requests", param="traffic")
+        raise InvalidParameterError(f"traffic {source} has no requests; give it at least one", param="traffic")
+    _check_names(source, arrivals)
     return sorted(arrivals, key=lambda arrival: arrival.at)
 
 
@@ -49,7 +53,10 @@ def read_json(source: str, text: str) -> list[Arrival]:
     try:
         entries = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidParameterError(f"traffic {source} is not JSON: {error}", param="traffic") from None
+        raise InvalidParameterError(
+            f"traffic {source} is not JSON: {error}; write an array of {{at_ms, prompt, max_new_tokens}}",
+            param="traffic",
+        ) from None
     if not isinstance(entries, list):
         raise InvalidParameterError(
             f"traffic {source} holds {type(entries).__name__}; it must be an array of requests", param="traffic"
@@ -68,7 +75,7 @@ def _entry(place: str, index: int, entry: Any) -> Arrival:
             param="traffic",
         )
     at = _number(place, entry, "at_ms", 0.0) / 1e3 if "at_ms" in entry else _number(place, entry, "at", 0.0)
-    deadline = _number(place, entry, "deadline_ms", -1.0)
+    deadline = _number(place, entry, "deadline_ms", 0.0) / 1e3 if "deadline_ms" in entry else None
     prompt, messages = entry.get("prompt"), entry.get("messages")
     sampling = {key: value for key, value in entry.items() if key in _SAMPLING}
     try:
@@ -76,19 +83,20 @@ def _entry(place: str, index: int, entry: Any) -> Arrival:
     except (UserError, TypeError) as error:
         raise InvalidParameterError(f"{place}: {error}", param="traffic") from None
     if (prompt is None) == (messages is None):
-        raise InvalidParameterError(f"{place} has no prompt; write a text, or messages", param="traffic")
+        fault = "no prompt" if prompt is None else "both prompt and messages"
+        raise InvalidParameterError(f"{place} has {fault}; write a text, or messages", param="traffic")
     return Arrival(
         at=at,
-        name=str(entry.get("id", entry.get("name", f"r{index}"))),
+        name=_word(place, entry, "id", "") or _word(place, entry, "name", "") or f"r{index}",
         text=prompt if isinstance(prompt, str) else None,
-        messages=tuple(messages) if messages is not None else None,
+        messages=None if messages is None else _messages(place, messages),
         segments=_ids(place, prompt) if messages is None and not isinstance(prompt, str) else (),
         answer_base=FIRST_ID + index * ID_STRIDE,
-        max_tokens=int(_number(place, entry, "max_new_tokens", _number(place, entry, "max_tokens", 16.0))),
+        max_tokens=_whole(place, entry, "max_new_tokens" if "max_new_tokens" in entry else "max_tokens", 16),
         sampling=sampling,
-        priority=int(_number(place, entry, "priority", 0.0, low=-1e6)),
-        key=str(entry.get("key", "")),
-        deadline=deadline / 1e3 if deadline >= 0 else None,
+        priority=_whole(place, entry, "priority", 0, low=-MOST),
+        key=_word(place, entry, "key", ""),
+        deadline=deadline,
     )
 
 
@@ -98,11 +106,49 @@ def _ids(place: str, prompt: Any) -> tuple[tuple[int, int], ...]:
     raise InvalidParameterError(f"{place}: prompt is {prompt!r:.60}; write a text or token ids", param="traffic")
 
 
-def _number(place: str, entry: Mapping[str, Any], name: str, default: float, *, low: float = 0.0) -> float:
+def _messages(place: str, messages: Any) -> tuple[Mapping[str, Any], ...]:
+    if isinstance(messages, list) and messages and all(isinstance(message, Mapping) for message in messages):
+        return tuple(messages)
+    raise InvalidParameterError(
+        f"{place}: messages is {messages!r:.60}; write at least one {{role, content}}", param="traffic"
+    )
+
+
+def _word(place: str, entry: Mapping[str, Any], name: str, default: str) -> str:
     value = entry.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (low <= value < 1e12 or value == default):
-        raise InvalidParameterError(f"{place}: {name} is {value!r:.60}; it must be a number ≥ {low:g}", param="traffic")
+    if type(value) not in (str, int):
+        raise InvalidParameterError(f"{place}: {name} is {value!r:.60}; it must be a text", param="traffic")
+    return str(value)
+
+
+def _whole(place: str, entry: Mapping[str, Any], name: str, default: int, *, low: int = 0) -> int:
+    value = entry.get(name, default)
+    if type(value) not in (int, float) or not low <= value <= MOST or value != int(value):
+        raise InvalidParameterError(
+            f"{place}: {name} is {value!r:.60}; it must be a whole number from {low:,} to {MOST:,}", param="traffic"
+        )
+    return int(value)
+
+
+def _number(place: str, entry: Mapping[str, Any], name: str, default: float) -> float:
+    value = entry.get(name, default)
+    if type(value) not in (int, float) or not 0 <= value <= MOST_MS:
+        raise InvalidParameterError(
+            f"{place}: {name} is {value!r:.60}; it must be a number from 0 to {MOST_MS:g}", param="traffic"
+        )
     return float(value)
+
+
+def _check_names(source: str, arrivals: Sequence[Arrival]) -> None:
+    """Each once: explanations and a real replay go by them."""
+    known: dict[str, int] = {}
+    for index, arrival in enumerate(arrivals):
+        if (first := known.setdefault(arrival.name, index)) != index:
+            raise InvalidParameterError(
+                f"traffic {source} entry {index} has the id {arrival.name!r:.60}, as entry {first} has; "
+                "give each its own, or none",
+                param="traffic",
+            )
 
 
 def read_csv(source: str, text: str) -> list[Arrival]:
@@ -123,11 +169,14 @@ def read_csv(source: str, text: str) -> list[Arrival]:
     for number, row in enumerate(rows[1:], 2):
         if not any(cell.strip() for cell in row):
             continue
-        try:
-            at, prompt, output = (row[column].strip() for column in columns if column is not None)
-            found.append(_lengths(len(found), _seconds(at), int(float(prompt)), int(float(output))))
-        except (ValueError, IndexError) as error:
-            raise InvalidParameterError(f"traffic {source} line {number}: {error}", param="traffic") from None
+        place, width = f"traffic {source} line {number}", 1 + max(column for column in columns if column is not None)
+        if len(row) < width:
+            raise InvalidParameterError(
+                f"{place} has {len(row)} columns; it needs {width}, as the first line says", param="traffic"
+            )
+        at, prompt, output = (row[column].strip() for column in columns if column is not None)
+        lengths = [_count(place, name, text) for name, text in (("prompt", prompt), ("output", output))]
+        found.append(_lengths(len(found), _moment(place, at), *lengths))
     origin = min((arrival.at for arrival in found), default=0.0)
     return [replace(arrival, at=arrival.at - origin) for arrival in found]
 
@@ -146,6 +195,31 @@ def _lengths(index: int, at: float, num_prompt: int, num_output: int) -> Arrival
         max_tokens=max(1, num_output),
         sampling={"ignore_eos": True},
     )
+
+
+def _count(place: str, name: str, text: str) -> int:
+    try:
+        count = int(float(text))
+    except (ValueError, OverflowError):
+        count = -1
+    if not 0 <= count <= MOST:
+        raise InvalidParameterError(
+            f"{place}: {name} tokens are {text!r:.60}; write a whole number from 0 to {MOST:,}", param="traffic"
+        )
+    return count
+
+
+def _moment(place: str, text: str) -> float:
+    try:
+        seconds = _seconds(text)
+    except ValueError:
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise InvalidParameterError(
+            f"{place}: the time is {text!r:.60}; write seconds, or a date such as 2023-11-16 18:15:46.68",
+            param="traffic",
+        )
+    return seconds
 
 
 def _seconds(text: str) -> float:

@@ -52,6 +52,7 @@ def command(  # noqa: PLR0913 - one for each option
         typer.Option(
             "--rounds",
             envvar="MINI_VLLM_ROUNDS",
+            min=1,
             help="neighbours: pairs of each row (10); simulation: repetitions, whose medians count (3)",
         ),
     ] = None,
@@ -93,10 +94,11 @@ def command(  # noqa: PLR0913 - one for each option
             figures.write_record(measured, json_file)
         write(figures.render(measured))
     elif what == "neighbours":
-        write(report.table(compare.neighbours(threads=count, rounds=rounds or 10)))
+        write(report.table(compare.neighbours(threads=count, rounds=10 if rounds is None else rounds)))
     elif what == "show" and record is not None:
         write(benching.shown(record))
     else:
         model = None if record is None else str(record)
-        work = benching.Work(model=model, threads=threads, target=json_file, rounds=rounds or 3, quick=quick)
+        repeats = 3 if rounds is None else rounds
+        work = benching.Work(model=model, threads=threads, target=json_file, rounds=repeats, quick=quick)
         benching.run(what, work)
