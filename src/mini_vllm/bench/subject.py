@@ -1,7 +1,8 @@
 """One engine in a process of its own, which computes only while it is asked: between requests it is stopped.
 
-The process runs one of benchmarks/peers/*.py and answers JSON lines (`harness.py` there is the other end). Must not
-know which engines exist.
+The process runs one of benchmarks/peers/*.py and answers JSON lines (`harness.py` there is the other end). After an
+answer it may go on for a moment, as between the requests of a day: whatever an engine tidies up or prepares then would
+otherwise fall into its next measurement. Must not know which engines exist.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import signal
 import statistics
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,6 +23,7 @@ from mini_vllm.bench.workloads import FIRST_ID, LAST_ID, Work, make_prompts
 from mini_vllm.errors import MiniVLLMError
 
 FIRST_TOKEN_TRIES = 3
+REST_SECONDS = 0.3  # after an answer, before the process is stopped
 
 
 class SubjectError(MiniVLLMError):
@@ -80,7 +83,7 @@ class Subject:
         self.version = str(ready["version"])
         self.load_seconds = float(ready["load_seconds"])
         self._measures = bool(ready.get("measures"))
-        self._signal(signal.SIGSTOP)
+        self._rest()
 
     def warm(self, work: Work, *, seed: int) -> None:
         """Let the engine meet a work's shape, with few new tokens, outside any measurement."""
@@ -153,6 +156,12 @@ class Subject:
         except OSError as error:
             raise SubjectError(f"{self.label}: its process has ended ({error})") from error
         finally:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Let the process finish what it does of its own accord, then stop it."""
+        if self._process.poll() is None:
+            time.sleep(REST_SECONDS)
             self._signal(signal.SIGSTOP)
 
     def _answer(self, seconds: float) -> dict[str, Any]:
