@@ -5,7 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from mini_vllm.runner.draft_length import DraftLength, StepCosts
+from mini_vllm.runner.draft_length import Account, DraftLength, prices
+from mini_vllm.runner.step_costs import StepCosts
 
 
 def costs_of(row: float, *, guess: float = 0.0) -> StepCosts:
@@ -17,12 +18,18 @@ def costs_of(row: float, *, guess: float = 0.0) -> StepCosts:
     return costs
 
 
+def choose(length: DraftLength, costs: StepCosts, *, num_sequences: int = 1) -> int:
+    """For the first sequence of the next step."""
+    found = prices(costs, length.most, num_sequences=num_sequences, num_rows=num_sequences)
+    return length.choose(found, num_sequences=num_sequences)
+
+
 def play(acceptance: float, costs: StepCosts, *, seed: int, steps: int = 400, num_sequences: int = 1):
     """The lengths of every step, and what they were settled on, where each guess stands with one probability."""
     source, length = random.Random(seed), DraftLength(6)
     chosen, settled = [], []
     for _ in range(steps):
-        count = length.choose(costs, num_sequences=num_sequences, num_rows=num_sequences)
+        count = choose(length, costs, num_sequences=num_sequences)
         stood = 0
         while stood < count and source.random() < acceptance:
             stood += 1
@@ -68,14 +75,22 @@ def test_bad_guesses_are_tried_again_now_and_then_at_little_cost():
 def test_it_recovers_when_text_begins_to_repeat():
     length, costs = DraftLength(6), costs_of(0.1)
     for _ in range(100):
-        length.observe(length.choose(costs, num_sequences=1, num_rows=1), 0)
+        length.observe(choose(length, costs), 0)
     assert length.current == 0
     chosen = []
     for _ in range(400):
-        count = length.choose(costs, num_sequences=1, num_rows=1)
+        count = choose(length, costs)
         length.observe(count, count)
         chosen.append(count)
     assert chosen[-1] == 6
+
+
+def test_what_is_tried_in_vain_is_tried_ever_more_rarely():
+    chosen, _ = play(0.0, costs_of(0.05), seed=1, steps=4000)
+    tries = [step for step, count in enumerate(chosen) if count]
+    gaps = [later - earlier for earlier, later in pairwise(tries[-5:])]
+    assert gaps == sorted(gaps) and gaps[-1] >= 4 * gaps[0]
+    assert sum(chosen[2000:]) <= 2
 
 
 def test_costs_between_and_beyond_measured_rows():
@@ -84,10 +99,43 @@ def test_costs_between_and_beyond_measured_rows():
     costs.observe(1, 2.0)
     costs.observe(5, 4.0)
     assert costs.seconds(3) == pytest.approx(3.0)
-    assert costs.seconds(10) == pytest.approx(4.0 * 1.1)
+    assert costs.seconds(10) == pytest.approx(4.0 * 1.4)
+    assert not costs.knows(5)
+    costs.observe(5, 100.0)  # somebody else used the machine
+    assert costs.seconds(5) < 8.0
     for _ in range(200):
-        costs.observe(5, 1.0)  # faster than one row: never falling
-    assert costs.seconds(5) == pytest.approx(1.0, rel=0.01)
-    assert costs.seconds(3) == pytest.approx(2.0)
-    costs.observe(1, 100.0)  # somebody else used the machine
-    assert costs.seconds(1) == pytest.approx(2.2)
+        costs.observe(5, 4.0)
+    assert costs.knows(5) and costs.seconds(5) == pytest.approx(4.0, rel=0.01)
+
+
+def test_costs_of_a_machine_that_slows_down_and_of_a_row_that_grows_cheaper():
+    """Five rows tell the pace of one too; but when both are seen, each gets its own price."""
+    costs = StepCosts()
+    for _ in range(20):
+        costs.observe(1, 1.0)
+        costs.observe(5, 2.0)
+    for _ in range(100):
+        costs.observe(5, 6.0)
+    assert costs.seconds(1) > 1.5
+    for _ in range(200):
+        costs.observe(1, 3.0)
+        costs.observe(5, 3.3)
+    assert costs.seconds(1) == pytest.approx(3.0, rel=0.02)
+    assert costs.seconds(5) == pytest.approx(3.3, rel=0.02)
+
+
+def test_no_more_is_lost_than_a_share_of_the_time():
+    """Every step with guesses costs 30 % more and brings nothing."""
+    account, extra, steps = Account(), 0.0, 5000
+    for _ in range(steps):
+        lost = 0.3 if account.allows else 0.0
+        account.book(1.0, cost=lost, gain=0.0)
+        extra += lost
+    assert 0.5 < extra < 0.01 * steps
+    for _ in range(100):
+        account.book(1.0, cost=0.3, gain=1.0)
+    assert account.allows
+    account.book(1.0, cost=9.0, gain=0.0)  # credit from better times is soon used up
+    assert account.allows
+    account.book(1.0, cost=2.0, gain=0.0)
+    assert not account.allows

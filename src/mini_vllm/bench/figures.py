@@ -46,6 +46,12 @@ def render(record: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n\n" + table([Figure.from_json(entry) for entry in record["figures"]])
 
 
+def joined(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """A record measured in parts: the new part's figures in the place of the same ones, or after the others."""
+    measured = {(entry["what"], entry["form"]): entry for entry in (*old["figures"], *new["figures"])}
+    return {**new, "figures": list(measured.values())}
+
+
 def write_record(record: Mapping[str, Any], path: Path) -> None:
     """As JSON, one figure a line."""
     figures = ",\n  ".join(json.dumps(entry, ensure_ascii=False) for entry in record["figures"])

@@ -1,8 +1,8 @@
 """`mini-vllm bench speculative`: what guessing ahead brings, against the same engine without it.
 
-Two engines with the same weights answer the same prompts in turn, A B A B; a figure is the median of the ratios of
-neighbouring runs. Prompts are in benchmarks/speculative.json. A prompt whose output repeats itself (under half of its
-4-grams distinct) says nothing about copying and is left out, by name. Must not know HTTP or other engines.
+Two engines with the same weights answer the same prompts in turn, A B, B A; a figure is the median of the ratios of
+these pairs. Prompts are in benchmarks/speculative.json. A prompt whose output repeats itself (under half of its 4-grams
+distinct) says nothing about copying and is left out, by name. Must not know HTTP or other engines.
 """
 
 import json
@@ -10,7 +10,6 @@ import logging
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,84 +22,105 @@ from mini_vllm.types import SamplingParams
 
 logger = logging.getLogger(__name__)
 
+MODEL = "smollm2-135m"
 PROMPTS = Path(__file__).resolve().parents[3] / "benchmarks" / "speculative.json"
-NUM_TOKENS = 128
+NUM_TOKENS = {1: 128, 8: 64}  # of an answer, by prompts at a time
 LEAST_DISTINCT = 0.5
 COPY_GOALS = {"bfloat16": 1.8, "q4_1": 1.2}  # of n-gram over off, one prompt at a time
-FREE_GOAL = 0.97
-ENGINE: dict[str, Any] = {"max_model_len": 1024, "max_num_seqs": 8, "num_blocks": 512}
+GOAL = 0.97  # of everything else
+ENGINE: dict[str, Any] = {"max_model_len": 1024, "max_num_seqs": 8, "num_blocks": 768}
 DTYPES = {"bfloat16": "bfloat16", "q4_1": "auto"}
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "ngram": {},
+    "suffix": {},
+    "self": {"draft_layers": 20, "gamma": 3},
+    "draft": {"draft_model": MODEL, "gamma": 4},
+}
+NOTES = {
+    "suffix": "answers come again, and it has seen them",
+    "self": "a synthetic pair: the model and its own first 20 of 30 layers",
+    "draft": "a synthetic pair: the model and itself at 4 bits",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Prompts that are answered together, and how."""
+    """Prompts, how many of them are answered together, and how."""
 
     name: str
     prompts: tuple[list[int], ...]
     params: SamplingParams
-    batch: int  # prompts at a time
+    batch: int
     goal: float | None = None
 
-
-def measure(*, quick: bool, prompts: Path = PROMPTS) -> dict[str, Any]:
-    """The record: machine and figures. `quick`: 5 pairs instead of 20."""
-    pairs, figures = 5 if quick else 20, list[Figure]()
-    meter = machine.LoadMeter()
-    meter.begin()
-    for weights in DTYPES:
-        figures += _figures_of(weights, _read(prompts), pairs)
-    described = {**machine.describe(), "pairs": pairs, "foreign": f"{meter.foreign() or 0:.0%}"}
-    return {"machine": described, "figures": [figure.as_json() for figure in figures]}
+    def part(self, number: int) -> list[list[int]]:
+        """The prompts of one run: the next `batch` of them, round and round."""
+        first = number * self.batch
+        return [self.prompts[(first + i) % len(self.prompts)] for i in range(self.batch)]
 
 
-def _figures_of(weights: str, prompts: Mapping[str, list[dict[str, str]]], pairs: int) -> Iterator[Figure]:
-    with ExitStack() as stack:
+def measure(*, quick: bool, only: Sequence[str] = (), prompts: Path = PROMPTS) -> dict[str, Any]:
+    """The record: machine and figures. `quick`: 5 pairs instead of 20. `only`: these drafters and weights."""
+    unknown = set(only) - set(DRAFTERS) - set(DTYPES)
+    if unknown:
+        raise ConfigError(
+            f"only has {', '.join(sorted(unknown))}; choose of {', '.join((*DRAFTERS, *DTYPES))}", param="only"
+        )
+    drafters = [name for name in DRAFTERS if name in only] or list(DRAFTERS)
+    figures = list[Figure]()
+    for weights in [name for name in DTYPES if name in only] or list(DTYPES):
+        figures += _figures_of(weights, drafters, _read(prompts), pairs=5 if quick else 20)
+    return {"machine": machine.describe(), "figures": [figure.as_json() for figure in figures]}
 
-        def engine(**more: Any) -> LLM:
-            return stack.enter_context(LLM("smollm2-135m", dtype=DTYPES[weights], **ENGINE, **more))
 
-        off, ngram = engine(), engine(speculative="ngram")
-        copies = list(_usable(off, prompts["copy"]))
-        greedy = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
-        drawn = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=NUM_TOKENS, ignore_eos=True)
-        free = [_chat(off, entry["prompt"]) for entry in prompts["free"]]
-        copying = Work("copying, one at a time", tuple(copies), greedy, 1, COPY_GOALS[weights])
-        talking = Work("free text, one at a time", tuple(free), drawn, 1, FREE_GOAL)
-        works = [
-            copying,
-            talking,
-            Work("copying, 8 at once", tuple((copies * 8)[:8]), greedy, 8, FREE_GOAL),
-            Work("free text, 8 at once", tuple((free * 8)[:8]), drawn, 8, FREE_GOAL),
-        ]
-        for work in works:
-            yield _compare((off, ngram), work, f"ngram {weights}", pairs=pairs)
-        suffix = engine(speculative="suffix")
-        yield _compare((off, suffix), replace(copying, goal=None), f"suffix {weights}", pairs=pairs)
-        layers = engine(speculative="self", draft_layers=20, gamma=3)
-        note = "a synthetic pair: the model and its own first 20 of 30 layers"
-        yield _compare((off, layers), talking, f"self {weights}", pairs=pairs, note=note)
+def _figures_of(
+    weights: str, drafters: Sequence[str], prompts: Mapping[str, list[dict[str, str]]], *, pairs: int
+) -> Iterator[Figure]:
+    with LLM(MODEL, dtype=DTYPES[weights], **ENGINE) as off:
+        works = _works(off, prompts)
+        for name in drafters:
+            with LLM(MODEL, dtype=DTYPES[weights], speculative=name, **ENGINE, **DRAFTERS[name]) as on:
+                for work in works:
+                    is_copy = name == "ngram" and work.batch == 1 and work.params.temperature == 0
+                    wanted = replace(work, goal=COPY_GOALS[weights] if is_copy else GOAL)
+                    yield _compare((off, on), wanted, f"{name} {weights}", pairs=pairs, note=NOTES.get(name, ""))
+
+
+def _works(llm: LLM, prompts: Mapping[str, list[dict[str, str]]]) -> list[Work]:
+    copies = tuple(_usable(llm, prompts["copy"]))
+    free = tuple(_chat(llm, entry["prompt"]) for entry in prompts["free"])
+    found = []
+    for batch, length in NUM_TOKENS.items():
+        how_many = "one at a time" if batch == 1 else f"{batch} at once"
+        greedy = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
+        drawn = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=length, ignore_eos=True)
+        found.append(Work(f"copying, {how_many}", copies, greedy, batch))
+        found.append(Work(f"free text, {how_many}", free, drawn, batch))
+    return found
 
 
 def _compare(engines: tuple[LLM, LLM], work: Work, name: str, *, pairs: int, note: str = "") -> Figure:
-    """The median ratio of the second engine's rate to the first's, after one run of each to warm up."""
+    """The median ratio of the second engine's rate to the first's, after prompts are cached and one run of each."""
     off, on = engines
     drafter, weights = name.split()
-    expected = _run(off, work)[1]
-    before = on.engine.core.stats()
-    if _run(on, work)[1] != expected:
-        raise AssertionError(f"{name} changes the output of {work.name}")
-    ratios = []
-    for i in range(pairs):
-        first, second = (off, on) if i % 2 else (on, off)
-        seconds = {id(first): _run(first, work)[0], id(second): _run(second, work)[0]}
-        ratios.append(seconds[id(off)] / seconds[id(on)])
+    for llm in engines:
+        llm.generate(list(work.prompts), replace(work.params, max_tokens=1))
+        _run(llm, work, 0)
+    before, meter, ratios = on.engine.core.stats(), machine.LoadMeter(), list[float]()
+    meter.begin()
+    for number in range(pairs):
+        first, second = (off, on) if number % 2 else (on, off)
+        found = {id(first): _run(first, work, number), id(second): _run(second, work, number)}
+        if found[id(on)][1] != found[id(off)][1]:
+            raise AssertionError(f"{name} changes the output of {work.name}")
+        ratios.append(found[id(off)][0] / found[id(on)][0])
     after = on.engine.core.stats()
     drafts, forwards = after.drafts - before.drafts, after.forwards - before.forwards
     accepted = after.drafts_accepted - before.drafts_accepted
     share = f"{accepted / drafts:.0%} of {drafts} guesses stood" if drafts else "no guesses"
     rate = f"{(after.output_tokens - before.output_tokens) / forwards:.2f} tokens a forward"
-    logger.info("%s, %s: %.2f", name, work.name, statistics.median(ratios))
+    spread = f"{min(ratios):.2f}-{max(ratios):.2f} in {pairs} pairs"
+    logger.info("%s, %s: %.3f (%s; %s; %s)", name, work.name, statistics.median(ratios), spread, share, rate)
     return Figure(
         what=f"{drafter} over off, {work.name}",
         value=statistics.median(ratios),
@@ -109,23 +129,20 @@ def _compare(engines: tuple[LLM, LLM], work: Work, name: str, *, pairs: int, not
         load=f"{len(work.prompts)} prompts",
         goal=work.goal,
         at_least=True,
-        note="; ".join(filter(None, (f"{min(ratios):.2f}-{max(ratios):.2f}", share, rate, note))),
+        note="; ".join(filter(None, (spread, share, rate, f"foreign load {meter.foreign() or 0:.0%}", note))),
     )
 
 
-def _run(llm: LLM, work: Work) -> tuple[float, list[list[int]]]:
+def _run(llm: LLM, work: Work, number: int) -> tuple[float, list[list[int]]]:
     """Seconds, and the tokens of every prompt."""
-    found: list[list[int]] = []
     begin = time.perf_counter()
-    for start in range(0, len(work.prompts), work.batch):
-        outputs = llm.generate(list(work.prompts[start : start + work.batch]), work.params)
-        found += [output.outputs[0].token_ids for output in outputs]
-    return time.perf_counter() - begin, found
+    outputs = llm.generate(work.part(number), work.params)
+    return time.perf_counter() - begin, [output.outputs[0].token_ids for output in outputs]
 
 
 def _usable(llm: LLM, entries: Sequence[Mapping[str, str]]) -> Iterator[list[int]]:
     """Prompts whose answers do not repeat themselves."""
-    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=max(NUM_TOKENS.values()), ignore_eos=True)
     for entry in entries:
         prompt = llm.tokenizer.encode(entry["prompt"])
         [output] = llm.generate([prompt], params)

@@ -9,50 +9,26 @@ Must not know tokens, models or who guesses.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
-_UNKNOWN_ROW = 0.1  # of a step's seconds: what a further row costs until it has been measured
+from mini_vllm.runner.step_costs import StepCosts
+
+_WORTH = 0.8  # of a token gained among several sequences: those that are not ahead keep the batch going
 
 
-class StepCosts:
-    """Seconds of a step by its number of rows, as measured: a running mean in each bucket of rows."""
+def prices(costs: StepCosts, most: int, *, num_sequences: int, num_rows: int) -> list[float]:
+    """What 0 … `most` guesses cost, in tokens that the batch would have made in the same time.
 
-    def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}
-        self.guess = 0.0  # seconds that the drafter takes for one guess
-
-    def observe_guesses(self, count: int, seconds: float) -> None:
-        """The drafter was asked for `count` guesses."""
-        each = seconds / max(1, count)
-        self.guess = each if self.guess == 0 else self.guess + 0.1 * (min(each, 2 * self.guess) - self.guess)
-
-    def observe(self, num_rows: int, seconds: float) -> None:
-        """A step of `num_rows` rows, all of decoding sequences. Outliers count as twice the mean."""
-        bucket = _bucket(num_rows)
-        known = self._seconds.get(bucket)
-        if known is None:
-            self._seconds[bucket] = seconds
-        else:
-            self._seconds[bucket] = known + 0.1 * (min(seconds, 2 * known) - known)
-
-    def seconds(self, num_rows: int) -> float:
-        """Of a step; by interpolation between measured buckets, never falling with rows."""
-        if not self._seconds:
-            return 1.0 + _UNKNOWN_ROW * (num_rows - 1)
-        below = max((b for b in self._seconds if b <= num_rows), default=None)
-        above = min((b for b in self._seconds if b >= num_rows), default=None)
-        if below is None or above is None:
-            known = below if below is not None else above
-            assert known is not None
-            return self._seconds[known] * (1 + _UNKNOWN_ROW * (num_rows - known) / known)
-        low, high = self._seconds[below], max(self._seconds[below], self._seconds[above])
-        share = 0.0 if above == below else (num_rows - below) / (above - below)
-        return low + share * (high - low)
+    `num_sequences` sequences decode in the next step, and rows for it already add up to `num_rows`.
+    """
+    token, base = worth(costs, num_sequences), costs.seconds(num_rows)
+    return [(costs.seconds(num_rows + k) - base + k * costs.guess) / token for k in range(most + 1)]
 
 
-def _bucket(num_rows: int) -> int:
-    return max((b for b in _BUCKETS if b <= num_rows), default=_BUCKETS[0])
+def worth(costs: StepCosts, num_sequences: int) -> float:
+    """Seconds that a token is worth which a step makes beyond one for each of its sequences."""
+    return costs.seconds(num_sequences) / num_sequences * (_WORTH if num_sequences > 1 else 1.0)
 
 
 @dataclass(slots=True)
@@ -67,14 +43,16 @@ class DraftLength:
     current: int = -1  # not chosen yet
     accepted: float = field(init=False)  # decaying counts of guesses
     tried: float = field(init=False)
-    idle: int = 0  # steps since the last guess
+    idle: int = 0  # choices since the last guess
+    patience: float = 40.0  # of them, after which one guess is tried again
 
-    _PRIOR = 4.0
+    _PRIOR = 6.0
     _DECAY = 0.985  # per guess: about the last 65 count
     _DOUBT = 1.4  # standard deviations of the share
     _MARGIN = 0.05  # tokens per step
-    _PROBE_EVERY = 40  # steps without guesses, after which one is tried again, if one costs
+    _PATIENCE = (8.0, 40.0, 1280.0)  # after a guess that stood, at first, at most
     _PROBE_SHARE = 0.01  # of the time at most
+    _LOOK_EVERY = 8  # choices while it is idle: prices may have fallen
 
     def __post_init__(self) -> None:
         self.accepted, self.tried = self.expected * self._PRIOR, self._PRIOR
@@ -86,41 +64,75 @@ class DraftLength:
 
     def observe(self, num_drafts: int, num_accepted: int) -> None:
         """A step verified `num_drafts` guesses and `num_accepted` stood. What follows a wrong one is untested."""
+        if not num_drafts:
+            return
         for stood in [True] * num_accepted + [False] * (num_accepted < num_drafts):
             self.accepted = self.accepted * self._DECAY + stood
             self.tried = self.tried * self._DECAY + 1
+        if num_accepted:
+            self.patience = self._PATIENCE[0]
+        elif not self.current:  # it was only tried, in vain: ever more rarely
+            self.patience = min(2 * max(self.patience, self._PATIENCE[1] / 2), self._PATIENCE[2])
 
-    def choose(self, costs: StepCosts, *, num_sequences: int, num_rows: int) -> int:
-        """Guesses for the next step, in which `num_sequences` sequences decode and others already add up to `num_rows`
-        rows. 0: none pays."""
-        token = costs.seconds(num_sequences) / num_sequences
-        base = costs.seconds(num_rows)
-        prices = [(costs.seconds(num_rows + k) - base + k * costs.guess) / token for k in range(self.most + 1)]
-        self.current = self._better(prices)
+    def choose(self, prices: Sequence[float], *, num_sequences: int) -> int:
+        """Guesses for the next step, at these prices of 0 … most of them. 0: none pays."""
+        if self.current or self.idle % self._LOOK_EVERY == 0:
+            self.current = self._better(prices)
         if self.current:
             self.idle = 0
             return self.current
         self.idle += 1
-        if self.idle < max(self._PROBE_EVERY, prices[1] / (self._PROBE_SHARE * num_sequences)):
+        if self.idle < max(self.patience, prices[1] / (self._PROBE_SHARE * num_sequences)):
             return 0
         self.idle = 0
         return 1
 
-    def _better(self, prices: list[float]) -> int:
+    def _better(self, prices: Sequence[float]) -> int:
         """The best number for the measured share, unless the present one may be as good."""
-
-        def gains(p: float) -> list[float]:
-            """Tokens per step, less what they cost in tokens, of 0 … most guesses."""
-            p = min(max(p, 0.0), 0.99)
-            return [p * (1 - p**k) / (1 - p) - price for k, price in enumerate(prices)]
-
-        at = gains(self.probability)
-        best = max(range(len(at)), key=lambda k: (at[k], -k))
+        p = self.probability
+        best, most, gain, power = 0, 0.0, 0.0, 1.0
+        for k in range(1, len(prices)):
+            power *= p
+            gain += power
+            if gain - prices[k] > most:
+                best, most = k, gain - prices[k]
         if self.current < 0:
-            return best if at[best] > self._MARGIN else 0
-        doubt = self._DOUBT * math.sqrt(max(self.probability * (1 - self.probability), 0.02) / self.tried)
-        for p in (self.probability - doubt, self.probability + doubt):
-            found = gains(p)
-            if found[best] <= found[self.current] + (self._MARGIN if best else 0.0):
+            return best if most > self._MARGIN else 0
+        if best == self.current:
+            return best
+        doubt = self._DOUBT * math.sqrt(max(p * (1 - p), 0.02) / self.tried)
+        for possible in (p - doubt, p + doubt):
+            better = _gain(possible, best) - prices[best] - (_gain(possible, self.current) - prices[self.current])
+            if better <= (self._MARGIN if best else 0.0):
                 return self.current
         return best
+
+
+def _gain(p: float, count: int) -> float:
+    """Tokens per step that `count` guesses bring."""
+    p = min(max(p, 0.0), 0.99)
+    return p * (1 - p**count) / (1 - p)
+
+
+class Account:
+    """Seconds that guesses have cost, less what they brought. Guessing pauses while more is lost than is allowed.
+
+    Prices may be wrong; this is what really happened. A share of all time may be lost, and little at once.
+    """
+
+    _SHARE = 0.008  # of the time of steps
+    _LIMIT, _CREDIT = 2.0, 8.0  # steps
+
+    def __init__(self) -> None:
+        self.lost = 0.0
+        self._paused = False
+
+    def book(self, step: float, *, cost: float, gain: float) -> None:
+        """A step that takes `step` seconds without guesses took `cost` more with them and saved `gain`."""
+        self.lost = max(self.lost + cost - gain - self._SHARE * step, -self._CREDIT * step)
+        self._paused = self.lost > (0.0 if self._paused else self._LIMIT * step)
+
+    @property
+    def allows(self) -> bool:
+        """Whether to guess at all."""
+        return not self._paused

@@ -38,6 +38,9 @@ class ModelDrafter:
     own. Logits are cut or filled up with -inf to the target's; tokens that it does not know are read as token 0.
     """
 
+    expected: tuple[float, ...] = (0.7,)
+    may_nap = False  # it must know of every fresh block
+
     def __init__(
         self,
         program: Program,
@@ -72,6 +75,10 @@ class ModelDrafter:
     def end(self, history: History, row: Row) -> None:
         """See `Drafter.end`."""
         self._guessed.pop(row.slot, None)
+
+    def look(self, history: History, most: int) -> int | None:
+        """See `Drafter.look`: it always has a guess."""
+        return 0
 
     def propose(self, wanted: Sequence[Wanted]) -> list[tuple[int, ...]]:
         """See `Drafter.propose`."""
@@ -116,12 +123,12 @@ class ModelDrafter:
         short = np.flatnonzero(counts < size)
         computed = int(short[0]) * size + int(counts[short[0]]) if short.size else row.num_blocks * size
         start = min(computed, history.length - 1)
-        return start, history.tokens[start:].tolist()
+        return start, history.tokens[start:]
 
     def _count_guesses(self, wanted: Wanted) -> None:
         """What was guessed and stood is computed already, but for the last guess."""
         begin, guess = self._guessed.pop(wanted.row.slot, (0, ()))
-        stood = wanted.history.tokens[begin:].tolist()
+        stood = wanted.history.tokens[begin:]
         same = next((i for i, (a, b) in enumerate(zip(stood, guess[:-1])) if a != b), min(len(stood), len(guess) - 1))
         if guess and same:
             self._mark(wanted.row, begin, begin + same)

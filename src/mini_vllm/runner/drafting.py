@@ -13,10 +13,11 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from mini_vllm.runner.draft_length import DraftLength, StepCosts
+from mini_vllm.runner.draft_length import Account, DraftLength, prices, worth
 from mini_vllm.runner.rows import Row
+from mini_vllm.runner.step_costs import StepCosts
 from mini_vllm.runner.text_drafters import History, TextDrafter
-from mini_vllm.types import Admission, Chunk, SequenceOutput, StepPlan
+from mini_vllm.types import Chunk, SequenceOutput, StepPlan
 
 
 @dataclass(slots=True)
@@ -29,7 +30,17 @@ class Wanted:
 
 
 class Drafter(Protocol):
-    """Guesses for many sequences at once."""
+    """Guesses for many sequences at once.
+
+    `expected`: for each kind of evidence the share of guesses that stand, before any was measured. `may_nap`: it need
+    not follow steps in which nobody is guessed for.
+    """
+
+    expected: tuple[float, ...]
+    may_nap: bool
+
+    def look(self, history: History, most: int) -> int | None:
+        """What speaks for guesses now, an index of `expected`; None: nothing. Costs next to no time."""
 
     def propose(self, wanted: Sequence[Wanted]) -> list[tuple[int, ...]]:
         """For each: guesses, as many as asked for, fewer or none."""
@@ -44,12 +55,26 @@ class Drafter(Protocol):
 class FromText:
     """A `TextDrafter` as a `Drafter`."""
 
+    may_nap = True
+
     def __init__(self, drafter: TextDrafter) -> None:
+        self.expected = drafter.expected
         self._drafter = drafter
+        self._found: dict[int, tuple[int, ...]] = {}  # id of a history -> guesses of the last look
+
+    def look(self, history: History, most: int) -> int | None:
+        """See `Drafter.look`."""
+        guess = self._drafter.propose(history, most)
+        if guess is None:
+            return None
+        self._found[id(history)] = guess.token_ids
+        return guess.kind
 
     def propose(self, wanted: Sequence[Wanted]) -> list[tuple[int, ...]]:
-        """See `Drafter.propose`."""
-        return [self._drafter.propose(each.history, each.most) for each in wanted]
+        """See `Drafter.propose`: what the looks before it found."""
+        guesses = [self._found[id(each.history)][: each.most] for each in wanted]
+        self._found.clear()
+        return guesses
 
     def follow(self, chunk: Chunk, row: Row) -> None:
         """Text drafters have no cache to keep."""
@@ -62,14 +87,22 @@ class FromText:
 @dataclass(slots=True)
 class _Sequence:
     history: History
-    length: DraftLength
+    lengths: dict[int, DraftLength]  # by kind of evidence
+    kind: int = 0  # of the last guesses
+    is_guessed: bool = False  # for, in the last step
+
+
+_Live = tuple[int, Row, _Sequence]  # index of its output
 
 
 class Drafting:
-    """Keeps the history and the draft length of every live sequence that may be guessed for.
+    """Keeps the history and the draft lengths of every live sequence that may be guessed for.
 
     `most`: guesses per sequence and step. `adaptive` False always asks for that many, for tests and measurements.
     """
+
+    _DULL, _NAP = 16, 4  # after so many steps without guesses it wakes up in every fourth only
+    _PLAIN_EVERY = 128  # steps: guesses are left out of one, so that a step without them has a price
 
     def __init__(
         self,
@@ -80,13 +113,15 @@ class Drafting:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.costs = StepCosts()
+        self.account = Account()
         self._drafter = drafter
         self._most = most
         self._adaptive = adaptive
         self._clock = clock
         self._sequences: dict[int, _Sequence] = {}
         self._began = 0.0
-        self._share = 0.7  # of guesses that stood, over all sequences; what a new one begins with
+        self._shares = list(drafter.expected)  # of guesses that stood, over all sequences; what a new one begins with
+        self._num_dull = self._num_guessing = 0  # last steps in a row without guesses, or with them
 
     def begin_step(self, plan: StepPlan, row_of: Callable[[int], Row | None]) -> None:
         """Before rows change: forget what was released, begin what was admitted."""
@@ -94,7 +129,10 @@ class Drafting:
         for seq_id in plan.released:
             self._end(seq_id, row_of(seq_id))
         for admission in plan.admitted:
-            self._begin(admission)
+            self._num_dull = 0
+            if admission.params.speculation:
+                history = History(admission.prompt_token_ids, admission.cache_salt)
+                self._sequences[admission.seq_id] = _Sequence(history, {})
 
     def clear(self) -> None:
         """Forget every sequence."""
@@ -104,10 +142,14 @@ class Drafting:
         self, chunks: Sequence[Chunk], rows: Sequence[Row], outputs: Sequence[SequenceOutput]
     ) -> tuple[SequenceOutput, ...]:
         """The step's outputs with guesses for the next one. `rows`: one for each chunk."""
-        self._observe_step(chunks)
+        if self._naps(chunks):
+            for output in outputs:
+                if (sequence := self._sequences.get(output.seq_id)) is not None:
+                    sequence.history.extend(output.token_ids)
+            return tuple(outputs)
+        now = self._clock()
         made = {output.seq_id: index for index, output in enumerate(outputs)}
-        wanted, where = list[Wanted](), list[int]()
-        live = list[tuple[int, Row, _Sequence]]()
+        live, gained = list[_Live](), 0
         for chunk, row in zip(chunks, rows):
             self._drafter.follow(chunk, row)
             index, sequence = made.get(chunk.seq_id), self._sequences.get(chunk.seq_id)
@@ -116,51 +158,96 @@ class Drafting:
             output = outputs[index]
             sequence.history.extend(output.token_ids)
             if chunk.num_drafts:
-                self._observe_guesses(sequence, chunk.num_drafts, min(len(output.token_ids) - 1, chunk.num_drafts))
+                gained += self._observe_guesses(sequence, chunk, output)
             if not output.complete and output.error is None:
                 live.append((index, row, sequence))
-        num_rows = num_sequences = len(live)
-        for index, row, sequence in live:
-            length = self._most
-            if self._adaptive:
-                length = sequence.length.choose(self.costs, num_sequences=num_sequences, num_rows=num_rows)
-            if length:
-                wanted.append(Wanted(row, sequence.history, length))
-                where.append(index)
-                num_rows += length
-        return self._with_guesses(outputs, wanted, where) if wanted else tuple(outputs)
+        self._observe_step(chunks, now - self._began, gained)
+        if not live or not self._may_guess(len(live)):
+            return tuple(outputs)
+        guessed = self._guess(outputs, live)
+        if self._adaptive:
+            self.account.book(0.0, cost=self._clock() - now, gain=0.0)
+        return guessed
 
-    def _with_guesses(
-        self, outputs: Sequence[SequenceOutput], wanted: list[Wanted], where: list[int]
-    ) -> tuple[SequenceOutput, ...]:
+    def _naps(self, chunks: Sequence[Chunk]) -> bool:
+        """Nothing was worth guessing lately: most steps are let pass, so that looking costs next to nothing."""
+        if not self._adaptive or not self._sequences:
+            return not self._sequences
+        self._num_dull += 1
+        if self._num_dull <= self._DULL or self._num_dull % self._NAP == 0 or not self._drafter.may_nap:
+            return False
+        return all(len(chunk.token_ids) == 1 for chunk in chunks)
+
+    def _may_guess(self, num_sequences: int) -> bool:
+        if not self._adaptive:
+            return True
+        if not self.account.allows or not self.costs.knows(num_sequences):
+            return False
+        self._num_guessing = 0 if self._num_guessing >= self._PLAIN_EVERY else self._num_guessing + 1
+        return self._num_guessing > 0
+
+    def _guess(self, outputs: Sequence[SequenceOutput], live: Sequence[_Live]) -> tuple[SequenceOutput, ...]:
+        wanted, where = list[Wanted](), list[int]()
+        is_steady, num_rows = True, len(live)
+        for index, row, sequence in live:
+            length = self._length(sequence, num_sequences=len(live), num_rows=num_rows)
+            if not length:
+                sequence.is_guessed = False
+                continue
+            wanted.append(Wanted(row, sequence.history, length))
+            where.append(index)
+            num_rows += length
+            is_steady, sequence.is_guessed = is_steady and sequence.is_guessed, True
+        if not wanted:
+            self._num_guessing = 0
+            return tuple(outputs)
+        self._num_dull = 0
         began = self._clock()
         guesses = self._drafter.propose(wanted)
-        self.costs.observe_guesses(sum(each.most for each in wanted), self._clock() - began)
+        if is_steady:  # otherwise it read first what it had missed
+            self.costs.observe_guesses(sum(each.most for each in wanted), self._clock() - began)
         result = list(outputs)
         for index, guess in zip(where, guesses):
             if guess:
                 result[index] = replace(result[index], next_drafts=guess)
         return tuple(result)
 
-    def _observe_step(self, chunks: Sequence[Chunk]) -> None:
-        """Steps in which every sequence decodes say what rows cost."""
+    def _length(self, sequence: _Sequence, *, num_sequences: int, num_rows: int) -> int:
+        """How many guesses to make for a sequence; 0 too where there is nothing to guess from."""
+        kind = self._drafter.look(sequence.history, self._most)
+        if kind is None:
+            return 0
+        sequence.kind = kind
+        if not self._adaptive:
+            return self._most
+        length = sequence.lengths.get(kind)
+        if length is None:
+            length = sequence.lengths[kind] = DraftLength(self._most, self._shares[kind])
+        costs = prices(self.costs, self._most, num_sequences=num_sequences, num_rows=num_rows)
+        return length.choose(costs, num_sequences=num_sequences)
+
+    def _observe_step(self, chunks: Sequence[Chunk], seconds: float, gained: int) -> None:
+        """Steps in which every sequence decodes say what rows cost, and what guesses brought: `gained` tokens."""
         num_rows = 0
         for chunk in chunks:
             if len(chunk.token_ids) != 1 + chunk.num_drafts or not chunk.samples:
                 return
             num_rows += len(chunk.token_ids)
-        if num_rows:
-            self.costs.observe(num_rows, self._clock() - self._began)
+        if not num_rows:
+            return
+        self.costs.observe(num_rows, seconds)
+        plain = self.costs.seconds(len(chunks))
+        cost = min(seconds, 2 * self.costs.seconds(num_rows)) - plain if num_rows > len(chunks) else 0.0
+        self.account.book(plain, cost=cost, gain=gained * worth(self.costs, len(chunks)))
 
-    def _observe_guesses(self, sequence: _Sequence, num_drafts: int, num_accepted: int) -> None:
-        sequence.length.observe(num_drafts, num_accepted)
-        tested = min(num_drafts, num_accepted + 1)
-        self._share += 0.01 * (num_accepted - self._share * tested)
-
-    def _begin(self, admission: Admission) -> None:
-        if admission.params.speculation:
-            history = History(admission.prompt_token_ids, admission.cache_salt)
-            self._sequences[admission.seq_id] = _Sequence(history, DraftLength(self._most, self._share))
+    def _observe_guesses(self, sequence: _Sequence, chunk: Chunk, output: SequenceOutput) -> int:
+        """How many stood."""
+        num_accepted = min(len(output.token_ids) - 1, chunk.num_drafts)
+        if sequence.kind in sequence.lengths:
+            sequence.lengths[sequence.kind].observe(chunk.num_drafts, num_accepted)
+        tested = min(chunk.num_drafts, num_accepted + 1)
+        self._shares[sequence.kind] += 0.02 * (num_accepted - self._shares[sequence.kind] * tested)
+        return num_accepted
 
     def _end(self, seq_id: int, row: Row | None) -> None:
         sequence = self._sequences.pop(seq_id, None)

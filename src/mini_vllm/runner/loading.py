@@ -274,8 +274,8 @@ def _load_draft(config: EngineConfig, computer: _Computer, checkpoint: Checkpoin
     else:
         assert checkpoint is not None, "the draft model's checkpoint was not opened"
         check_draft_info(models.model_info(checkpoint.config), max_model_len=max_model_len)
-        loaded = models.load_model(checkpoint, computer.device, dtype=config.model.dtype, max_model_len=max_model_len)
-        weight_format = _FORMATS.get(config.model.dtype) or _file_format(checkpoint)
+        loaded = models.load_model(checkpoint, computer.device, dtype="auto", max_model_len=max_model_len)
+        weight_format = _file_format(checkpoint)
     dtype = kv_format(config.cache.kv_cache_dtype, weight_format, computer.store_dtypes)
     return DraftModel(loaded, computer.device, kv_dtype=dtype)
 

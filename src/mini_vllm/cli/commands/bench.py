@@ -40,7 +40,8 @@ def command(  # noqa: PLR0913 - one for each option
             "--only",
             envvar="MINI_VLLM_ONLY",
             help="peers: only these works, weights and peers, such as single,q4_1; server: only these parts, of cost, "
-            "memory, health, model; may be repeated",
+            "memory, health, model; speculative: only these drafters and weights, added to the record of "
+            "--json; may be repeated",
         ),
     ] = None,
     threads: Annotated[
@@ -89,8 +90,9 @@ def command(  # noqa: PLR0913 - one for each option
     elif what == "speculative":
         from mini_vllm.bench import speculative
 
-        measured = speculative.measure(quick=quick)
+        measured = speculative.measure(quick=quick, only=[name for part in only or [] for name in part.split(",")])
         if json_file is not None:
+            measured = figures.joined(_read(json_file), measured) if json_file.exists() else measured
             figures.write_record(measured, json_file)
         write(figures.render(measured))
     elif what == "neighbours":
