@@ -120,7 +120,8 @@ def _compare(engines: tuple[LLM, LLM], work: Work, name: str, *, pairs: int, not
     share = f"{accepted / drafts:.0%} of {drafts} guesses stood" if drafts else "no guesses"
     rate = f"{(after.output_tokens - before.output_tokens) / forwards:.2f} tokens a forward"
     spread = f"{min(ratios):.2f}-{max(ratios):.2f} in {pairs} pairs"
-    logger.info("%s, %s: %.3f (%s; %s; %s)", name, work.name, statistics.median(ratios), spread, share, rate)
+    load = f"foreign load {meter.foreign() or 0:.0%}"
+    logger.info("%s, %s: %.3f (%s; %s; %s; %s)", name, work.name, statistics.median(ratios), spread, share, rate, load)
     return Figure(
         what=f"{drafter} over off, {work.name}",
         value=statistics.median(ratios),
@@ -129,7 +130,7 @@ def _compare(engines: tuple[LLM, LLM], work: Work, name: str, *, pairs: int, not
         load=f"{len(work.prompts)} prompts",
         goal=work.goal,
         at_least=True,
-        note="; ".join(filter(None, (spread, share, rate, f"foreign load {meter.foreign() or 0:.0%}", note))),
+        note="; ".join(filter(None, (spread, share, rate, load, note))),
     )
 
 

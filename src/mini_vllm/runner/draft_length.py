@@ -117,20 +117,28 @@ def _gain(p: float, count: int) -> float:
 class Account:
     """Seconds that guesses have cost, less what they brought. Guessing pauses while more is lost than is allowed.
 
-    Prices may be wrong; this is what really happened. A share of all time may be lost, and little at once.
+    Prices may be wrong; this is what really happened. A share of all time may be lost, and `limit` steps at once.
     """
 
     _SHARE = 0.008  # of the time of steps
-    _LIMIT, _CREDIT = 2.0, 8.0  # steps
+    _CREDIT = 8.0  # steps
 
-    def __init__(self) -> None:
+    def __init__(self, limit: float = 2.0) -> None:
         self.lost = 0.0
+        self._limit = limit
+        self._step = 0.0  # seconds of the last one, without its guesses
         self._paused = False
 
     def book(self, step: float, *, cost: float, gain: float) -> None:
         """A step that takes `step` seconds without guesses took `cost` more with them and saved `gain`."""
-        self.lost = max(self.lost + cost - gain - self._SHARE * step, -self._CREDIT * step)
-        self._paused = self.lost > (0.0 if self._paused else self._LIMIT * step)
+        self._step = step
+        self.lost = max(self.lost - self._SHARE * step - gain, -self._CREDIT * step)
+        self.spend(cost)
+
+    def spend(self, seconds: float) -> None:
+        """Guesses took this time."""
+        self.lost += seconds
+        self._paused = self.lost > (0.0 if self._paused else self._limit * self._step)
 
     @property
     def allows(self) -> bool:

@@ -40,6 +40,7 @@ class ModelDrafter:
 
     expected: tuple[float, ...] = (0.7,)
     may_nap = False  # it must know of every fresh block
+    stake = 16.0  # it reads the prompt before its first guess
 
     def __init__(
         self,

@@ -33,11 +33,13 @@ class Drafter(Protocol):
     """Guesses for many sequences at once.
 
     `expected`: for each kind of evidence the share of guesses that stand, before any was measured. `may_nap`: it need
-    not follow steps in which nobody is guessed for.
+    not follow steps in which nobody is guessed for. `stake`: steps whose time may be lost at once to see what it is
+    worth.
     """
 
     expected: tuple[float, ...]
     may_nap: bool
+    stake: float
 
     def look(self, history: History, most: int) -> int | None:
         """What speaks for guesses now, an index of `expected`; None: nothing. Costs next to no time."""
@@ -56,6 +58,7 @@ class FromText:
     """A `TextDrafter` as a `Drafter`."""
 
     may_nap = True
+    stake = 2.0
 
     def __init__(self, drafter: TextDrafter) -> None:
         self.expected = drafter.expected
@@ -113,7 +116,7 @@ class Drafting:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.costs = StepCosts()
-        self.account = Account()
+        self.account = Account(drafter.stake)
         self._drafter = drafter
         self._most = most
         self._adaptive = adaptive
@@ -162,11 +165,11 @@ class Drafting:
             if not output.complete and output.error is None:
                 live.append((index, row, sequence))
         self._observe_step(chunks, now - self._began, gained)
-        if not live or not self._may_guess(len(live)):
+        if not self._may_guess(live):
             return tuple(outputs)
         guessed = self._guess(outputs, live)
         if self._adaptive:
-            self.account.book(0.0, cost=self._clock() - now, gain=0.0)
+            self.account.spend(self._clock() - now)
         return guessed
 
     def _naps(self, chunks: Sequence[Chunk]) -> bool:
@@ -178,13 +181,16 @@ class Drafting:
             return False
         return all(len(chunk.token_ids) == 1 for chunk in chunks)
 
-    def _may_guess(self, num_sequences: int) -> bool:
-        if not self._adaptive:
-            return True
-        if not self.account.allows or not self.costs.knows(num_sequences):
-            return False
-        self._num_guessing = 0 if self._num_guessing >= self._PLAIN_EVERY else self._num_guessing + 1
-        return self._num_guessing > 0
+    def _may_guess(self, live: Sequence[_Live]) -> bool:
+        if not live or not self._adaptive:
+            return bool(live)
+        if self.account.allows and self.costs.knows(len(live)):
+            self._num_guessing = 0 if self._num_guessing >= self._PLAIN_EVERY else self._num_guessing + 1
+            if self._num_guessing:
+                return True
+        for _, _, sequence in live:
+            sequence.is_guessed = False
+        return False
 
     def _guess(self, outputs: Sequence[SequenceOutput], live: Sequence[_Live]) -> tuple[SequenceOutput, ...]:
         wanted, where = list[Wanted](), list[int]()
