@@ -24,12 +24,11 @@ def test_prompts_are_there_and_named():
 
 def test_a_comparison_reports_what_it_saw(default_model):
     text = "seven grey geese go past the old mill by the river at dawn today"
-    settings = {**speculative.ENGINE, "num_blocks": 64}
-    with LLM(default_model, **settings) as off, LLM(default_model, **settings, speculative="ngram") as on:
-        prompt = off.tokenizer.encode(f"Say: {text}.\nSay: {text}.\nSay: seven grey")
+    with LLM(default_model, **{**speculative.ENGINE, "num_blocks": 64}, speculative="ngram") as llm:
+        prompt = llm.tokenizer.encode(f"Say: {text}.\nSay: {text}.\nSay: seven grey")
         params = SamplingParams(temperature=0.0, max_tokens=12)
         work = speculative.Work("copying", (prompt,), params, 1, 0.5)
-        figure = speculative._compare((off, on), work, "ngram q4_1", pairs=2)
+        figure = speculative._compare(llm, work, "ngram q4_1", pairs=2)
     assert (figure.what, figure.form, figure.unit, figure.goal) == ("ngram over off, copying", "q4_1", "x", 0.5)
     assert figure.value > 0 and "guesses stood" in figure.note and "tokens a forward" in figure.note
 

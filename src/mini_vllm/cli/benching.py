@@ -100,6 +100,18 @@ def shown(path: Path) -> str:
         ) from None
 
 
+def joined(path: Path, measured: dict[str, Any]) -> dict[str, Any]:
+    """What was measured, joined to the parts that the record at `path`, if there is one, has already."""
+    from mini_vllm.bench import figures
+
+    if not path.exists():
+        return measured
+    try:
+        return figures.joined(json.loads(path.read_text(encoding="utf-8")), measured)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"cannot add to {path}: {type(error).__name__}: {error}; give another file") from None
+
+
 def _config(work: Work) -> EngineConfig:
     """The default settings of a server, but for the model; fetched if need be."""
     config = EngineConfig.from_options(**({"model": work.model} if work.model else {}), threads=work.threads)

@@ -174,8 +174,10 @@ class Drafting:
 
     def _naps(self, chunks: Sequence[Chunk]) -> bool:
         """Nothing was worth guessing lately: most steps are let pass, so that looking costs next to nothing."""
-        if not self._adaptive or not self._sequences:
-            return not self._sequences
+        if not self._sequences:
+            return self._drafter.may_nap
+        if not self._adaptive:
+            return False
         self._num_dull += 1
         if self._num_dull <= self._DULL or self._num_dull % self._NAP == 0 or not self._drafter.may_nap:
             return False

@@ -92,7 +92,7 @@ def command(  # noqa: PLR0913 - one for each option
 
         measured = speculative.measure(quick=quick, only=[name for part in only or [] for name in part.split(",")])
         if json_file is not None:
-            measured = figures.joined(_read(json_file), measured) if json_file.exists() else measured
+            measured = benching.joined(json_file, measured)
             figures.write_record(measured, json_file)
         write(figures.render(measured))
     elif what == "neighbours":
