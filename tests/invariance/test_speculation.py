@@ -34,7 +34,9 @@ def periodic_text() -> list[int]:
 def eager(executor):
     """The executor with drafters that always guess."""
     drafting = executor.runner.drafting
-    executor.runner.drafting = Drafting(drafting._drafter, most=drafting._most, adaptive=False)
+    executor.runner.drafting = Drafting(
+        drafting._drafter, most=drafting._most, max_model_len=drafting.max_model_len, adaptive=False
+    )
     return executor
 
 

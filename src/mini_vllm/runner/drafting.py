@@ -101,7 +101,8 @@ _Live = tuple[int, Row, _Sequence]  # index of its output
 class Drafting:
     """Keeps the history and the draft lengths of every live sequence that may be guessed for.
 
-    `most`: guesses per sequence and step. `adaptive` False always asks for that many, for tests and measurements.
+    `most`: guesses per sequence and step; none reach beyond `max_model_len` tokens. `adaptive` False always asks for
+    that many, for tests and measurements.
     """
 
     _DULL, _NAP = 16, 4  # after so many steps without guesses it wakes up in every fourth only
@@ -112,6 +113,7 @@ class Drafting:
         drafter: Drafter,
         *,
         most: int,
+        max_model_len: int,
         adaptive: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -119,6 +121,7 @@ class Drafting:
         self.account = Account(drafter.stake)
         self._drafter = drafter
         self._most = most
+        self.max_model_len = max_model_len
         self._adaptive = adaptive
         self._clock = clock
         self._sequences: dict[int, _Sequence] = {}
@@ -199,7 +202,8 @@ class Drafting:
         is_steady, num_rows = True, len(live)
         for index, row, sequence in live:
             length = self._length(sequence, num_sequences=len(live), num_rows=num_rows)
-            if not length:
+            length = min(length, self.max_model_len - sequence.history.length - 1)
+            if length < 1:
                 sequence.is_guessed = False
                 continue
             wanted.append(Wanted(row, sequence.history, length))

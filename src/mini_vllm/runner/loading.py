@@ -141,7 +141,13 @@ def build_executor(
         grammars=grammars,
     )
     runner.drafting = make_drafting(
-        config, draft, sampler, runner.rows, num_blocks=num_blocks, vocab_size=info.vocab_size
+        config,
+        draft,
+        sampler,
+        runner.rows,
+        num_blocks=num_blocks,
+        vocab_size=info.vocab_size,
+        max_model_len=max_model_len,
     )
     description = {
         **computer.describe(),

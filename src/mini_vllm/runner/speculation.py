@@ -88,6 +88,7 @@ def make_drafting(
     *,
     num_blocks: int,
     vocab_size: int,
+    max_model_len: int,
 ) -> Drafting | None:
     """None when nobody is to guess."""
     settings = config.speculative
@@ -108,4 +109,4 @@ def make_drafting(
             max_rows=config.scheduler.max_num_seqs,
             vocab_size=vocab_size,
         )
-    return Drafting(drafter, most=settings.gamma)
+    return Drafting(drafter, most=settings.gamma, max_model_len=max_model_len)
