@@ -25,7 +25,11 @@ def test_a_round_sees_everybody_s_gaps_and_the_prompt_s_rate(monkeypatch: pytest
 
     async def run() -> tuple[list[float], float]:
         async with AsyncLLM.from_engine(engine) as llm:
-            return await beside.Beside(llm).round(streams=3, prompt=600)
+            figures = await beside.Beside(llm).round(streams=3, prompt=600)
+            async with asyncio.timeout(30):  # requests that nobody reads any more end at a next step
+                while engine.core.stats().running:
+                    await asyncio.sleep(0.001)
+            return figures
 
     gaps, share = asyncio.run(run())
     assert len(gaps) >= 3 and gaps == sorted(gaps) and gaps[-1] >= 0.001
