@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from mini_vllm.runner.step_costs import StepCosts
 
-_WORTH = 0.8  # of a token gained among several sequences: those that are not ahead keep the batch going
+_WORTH = 0.5  # of a token gained among several sequences: those that are not ahead keep the batch going
 
 
 def prices(costs: StepCosts, most: int, *, num_sequences: int, num_rows: int) -> list[float]:
