@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-from server.rig import MODEL, TEMPLATE, Rig, listening
+from server.rig import MODEL, TEMPLATE, Rig, serving_model
 
 from mini_vllm.config import EngineConfig
 from mini_vllm.engine.assembly import join
@@ -18,7 +18,6 @@ from mini_vllm.engine.frontend import Frontend, ModelLimits
 from mini_vllm.grammar import GrammarCompiler
 from mini_vllm.runner import ModelRunner
 from mini_vllm.sampling import make_sampler
-from mini_vllm.server.app import create_app
 from mini_vllm.testing import ByteTokenizer
 from mini_vllm.text.chat import ChatTemplate
 from mini_vllm.types import StepPlan, StepResult
@@ -107,9 +106,5 @@ def make_puppet(*, template: str = TEMPLATE, tool_format: str = "auto", num_bloc
 def puppet_server(**options) -> Iterator[Rig]:
     """A server over the puppet for the length of a `with`."""
     llm = make_puppet(**options)
-    with listening(create_app(llm, model_names=(MODEL,))) as url:
-        rig = Rig(url, None, llm, None)
-        try:
-            yield rig
-        finally:
-            rig.http.close()
+    with serving_model(llm, MODEL) as rig:
+        yield rig

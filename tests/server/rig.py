@@ -215,6 +215,17 @@ def serving(
 
 
 @contextmanager
+def serving_model(llm: AsyncLLM, name: str) -> Iterator[Rig]:
+    """A server over an engine that computes (nothing of a parrot in it), for the length of a `with`."""
+    with listening(create_app(llm, model_names=(name,))) as url:
+        rig = Rig(url, None, llm, None)
+        try:
+            yield rig
+        finally:
+            rig.http.close()
+
+
+@contextmanager
 def listening(app: Any) -> Iterator[str]:
     """The URL of an application that runs on a thread for the length of a `with`."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)

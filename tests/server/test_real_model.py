@@ -9,10 +9,9 @@ import httpx
 import openai
 import pytest
 from pydantic import BaseModel
-from server.rig import Rig, listening
+from server.rig import Rig, serving_model
 
 from mini_vllm.engine.async_llm import AsyncLLM
-from mini_vllm.server.app import create_app
 
 NAME = "smollm2-135m"
 
@@ -21,12 +20,8 @@ NAME = "smollm2-135m"
 def model(default_model: Path) -> Iterator[Rig]:
     """A server with the default model and a short context."""
     llm = AsyncLLM(str(default_model), executor="native", max_model_len=256, num_blocks=256, max_num_seqs=8)
-    with listening(create_app(llm, model_names=(NAME,))) as url:
-        rig = Rig(url, None, llm, None)
-        try:
-            yield rig
-        finally:
-            rig.http.close()
+    with serving_model(llm, NAME) as rig:
+        yield rig
 
 
 def test_it_answers(model: Rig) -> None:

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from server.rig import Rig, listening
+from server.rig import Rig, serving_model
 
 from mini_vllm.engine.async_llm import AsyncLLM
-from mini_vllm.server.app import create_app
 
 NAME = "smollm2-135m"
 TEXT = "seven grey geese go past the old mill by the river at dawn today"
@@ -17,12 +16,8 @@ COPY = f"Say: {TEXT}.\nSay: {TEXT}.\nSay: seven grey"
 
 def serve(default_model: Path, **options: object) -> Iterator[Rig]:
     llm = AsyncLLM(str(default_model), executor="native", max_model_len=256, num_blocks=128, max_num_seqs=8, **options)
-    with listening(create_app(llm, model_names=(NAME,))) as url:
-        rig = Rig(url, None, llm, None)
-        try:
-            yield rig
-        finally:
-            rig.http.close()
+    with serving_model(llm, NAME) as rig:
+        yield rig
 
 
 @pytest.fixture(scope="module")
