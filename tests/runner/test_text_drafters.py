@@ -1,5 +1,6 @@
 """What text drafters guess."""
 
+from mini_vllm.runner.drafting import FromText, Wanted
 from mini_vllm.runner.text_drafters import History, NgramDrafter, SuffixDrafter
 
 
@@ -85,3 +86,12 @@ def test_suffix_statistics_are_bounded():
     old = History(())
     old.extend((1, 2))
     assert drafter.propose(old, 1) is None  # forgotten long ago
+
+
+def test_what_was_found_and_never_asked_for_goes_with_its_sequence():
+    drafter, history = FromText(NgramDrafter()), History((1, 2, 3, 1, 2))
+    assert drafter.look(history, 2) == 0
+    assert drafter.propose([Wanted(None, history, 2)]) == [(3, 1)]
+    assert drafter.look(history, 2) == 0
+    drafter.end(history, None)
+    assert drafter._found == {}

@@ -84,6 +84,7 @@ class FromText:
 
     def end(self, history: History, row: Row) -> None:
         """See `Drafter.end`."""
+        self._found.pop(id(history), None)
         self._drafter.end(history)
 
 
