@@ -12,6 +12,8 @@ from pydantic import BaseModel
 from server.rig import Rig, serving_model
 
 from mini_vllm.engine.async_llm import AsyncLLM
+from mini_vllm.kernels.native_abi import bind_library
+from mini_vllm.kernels.native_threads import default_threads
 
 NAME = "smollm2-135m"
 
@@ -32,6 +34,13 @@ def test_it_answers(model: Rig) -> None:
     assert "4" in answer.choices[0].message.content
     assert answer.choices[0].finish_reason == "stop"
     assert counted.choices[0].text == " 8, 9,"
+
+
+def test_stats_say_what_computes(model: Rig) -> None:
+    stats, known = model.stats(), model.llm.describe()
+    assert stats["instruction_set"] == known["instruction_set"]
+    assert stats["instruction_set"] in bind_library().mv_isa_names().decode().split()
+    assert stats["threads"] == default_threads()
 
 
 def test_streamed_alone_and_in_a_batch_are_one_text(model: Rig) -> None:

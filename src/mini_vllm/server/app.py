@@ -73,7 +73,7 @@ def create_app(
         model_names=model_names,
         lifecycle=Lifecycle(llm.abort),
         reader=PromptReader(llm),
-        stats=StatsView(llm.stats),
+        stats=StatsView(llm.stats, facts=llm.describe),
         metrics=metrics,
         rates=rates,
         request_timeout=config.request_timeout,

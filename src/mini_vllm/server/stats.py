@@ -3,7 +3,8 @@
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from mini_vllm.server.protocol.models import Stats
 from mini_vllm.types import EngineStats
@@ -13,10 +14,20 @@ MEGABYTE = 2**20
 
 
 class StatsView:
-    """The engine's counters as the numbers that people watch. `sample` must be called about once a second."""
+    """The engine's counters as the numbers that people watch. `sample` must be called about once a second.
 
-    def __init__(self, engine_stats: Callable[[], EngineStats], clock: Callable[[], float] = time.monotonic) -> None:
+    `facts` says what computes: keys `instruction_set` and `threads`, absent where the engine does not tell.
+    """
+
+    def __init__(
+        self,
+        engine_stats: Callable[[], EngineStats],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        facts: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
         self._engine_stats = engine_stats
+        self._facts = facts
         self._clock = clock
         self._started = clock()
         self._samples: deque[tuple[float, int]] = deque()  # (time, output tokens), oldest first
@@ -30,7 +41,7 @@ class StatsView:
 
     def read(self) -> Stats:
         """Everything, as of now."""
-        stats = self._engine_stats()
+        stats, facts = self._engine_stats(), self._facts()
         used, total = process_memory(), machine_memory()
         is_busy = stats.running > 0 and stats.last_step is not None
         return Stats(
@@ -55,6 +66,8 @@ class StatsView:
             prompt_tokens=stats.prompt_tokens,
             prefix_hit_tokens=stats.prefix_hit_tokens,
             steps=stats.steps,
+            instruction_set=facts.get("instruction_set"),
+            threads=int(facts["threads"]) if "threads" in facts else None,
         )
 
     def _rate(self, num_tokens: int) -> float:

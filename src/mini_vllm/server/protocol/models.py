@@ -80,3 +80,5 @@ class Stats(msgspec.Struct, kw_only=True, frozen=True):
     prompt_tokens: int
     prefix_hit_tokens: int
     steps: int
+    instruction_set: str | None = None  # of the native kernels: avx512, avx2, dotprod or portable
+    threads: int | None = None  # that compute
