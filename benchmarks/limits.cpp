@@ -2,6 +2,7 @@
 // over and over, by its size, and operations per second of multiply-accumulate chains that never leave the registers.
 //
 //   c++ -std=c++17 -O3 -march=native -pthread limits.cpp -o limits && ./limits THREADS [LARGEST_MIB]
+//   ./limits THREADS ask    one "read" line for every number of bytes that comes on standard input
 //
 // Every figure is the best of several tries: a limit is what was reached once, undisturbed.
 #include <algorithm>
@@ -27,6 +28,8 @@ namespace {
 
 constexpr int TRIES = 7;
 constexpr size_t MIB = size_t(1) << 20;
+constexpr size_t SIZES[] = {8, 16, 32, 48, 67, 96, 135, 269, 538, 1024};  // MiB
+constexpr size_t LARGEST = 1024;
 
 // Twelve independent accumulators, enough to hide the latency of two units: named, so that they stay in registers.
 constexpr int CHAINS = 12;
@@ -93,6 +96,37 @@ uint64_t read_all(const char *data, size_t bytes) {
   return all;
 #endif
 }
+
+// Memory in pages that were written and differ: a host that merges equal ones would serve them from cache.
+class Buffer {
+ public:
+  ~Buffer() { std::free(data_); }
+
+  // At least so many bytes; nullptr when there are none to have.
+  char *of(size_t bytes) {
+    if (bytes <= size_) return data_;
+    std::free(data_);
+    size_ = (bytes + 2 * MIB - 1) / (2 * MIB) * (2 * MIB);
+    data_ = static_cast<char *>(std::aligned_alloc(2 * MIB, size_));
+    if (!data_) {
+      size_ = 0;
+      return nullptr;
+    }
+#if defined(__linux__)
+    madvise(data_, size_, MADV_HUGEPAGE);
+#endif
+    uint64_t state = 88172645463325252u;
+    for (size_t at = 0; at < size_; at += 8) {
+      state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+      std::memcpy(data_ + at, &state, 8);
+    }
+    return data_;
+  }
+
+ private:
+  char *data_ = nullptr;
+  size_t size_ = 0;
+};
 
 void measure_reads(int threads, char *buffer, size_t bytes) {
   size_t share = bytes / size_t(threads) / 4096 * 4096;
@@ -225,27 +259,32 @@ void measure_peak(int threads, const char *name, double (*chain)(long)) {
   std::fflush(stdout);
 }
 
+// One resident process answers for a whole run: it sleeps between the questions, and holds as much as was asked for.
+int answer(int threads) {
+  Buffer buffer;
+  size_t bytes = 0;
+  while (std::scanf("%zu", &bytes) == 1) {
+    bytes = std::min(std::max(bytes, 8 * MIB), LARGEST * MIB);
+    char *data = buffer.of(bytes);
+    if (!data) return 1;
+    measure_reads(threads, data, bytes);
+  }
+  return 0;
+}
+
 }  // namespace
 
 int main(int count, char **arguments) {
   int threads = count > 1 ? std::max(1, std::atoi(arguments[1])) : 1;
-  const size_t sizes[] = {8, 16, 32, 48, 67, 96, 135, 269, 538, 1024};
-  size_t largest = size_t(count > 2 ? std::max(8, std::atoi(arguments[2])) : 1024) / 2 * 2 * MIB;
-  char *buffer = static_cast<char *>(std::aligned_alloc(2 * MIB, largest));
-  if (!buffer) return 1;
-#if defined(__linux__)
-  madvise(buffer, largest, MADV_HUGEPAGE);
-#endif
-  uint64_t state = 88172645463325252u;  // pages that differ: a host that merges equal ones would serve them from cache
-  for (size_t at = 0; at < largest; at += 8) {
-    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
-    std::memcpy(buffer + at, &state, 8);
-  }
-  for (size_t size : sizes)
-    if (size * MIB <= largest) measure_reads(threads, buffer, size * MIB);
+  if (count > 2 && std::strcmp(arguments[2], "ask") == 0) return answer(threads);
+  size_t largest = count > 2 ? size_t(std::max(8, std::atoi(arguments[2]))) : LARGEST;
+  Buffer buffer;
+  char *data = buffer.of(largest * MIB);
+  if (!data) return 1;
+  for (size_t size : SIZES)
+    if (size <= largest) measure_reads(threads, data, size * MIB);
   measure_peak(threads, "f32", chain_f32);
   measure_peak(threads, "bf16", chain_bf16);
   measure_peak(threads, "int8", chain_int8);
-  std::free(buffer);
   return 0;
 }

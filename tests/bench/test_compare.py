@@ -1,4 +1,5 @@
 import json
+from contextlib import contextmanager
 
 import pytest
 from bench.fakes import ScriptedClock, ScriptedSubject
@@ -7,10 +8,10 @@ from mini_vllm.bench import compare
 from mini_vllm.bench.compare import Comparison
 from mini_vllm.bench.limits import Limits
 from mini_vllm.bench.plan import Selection
-from mini_vllm.bench.roofline import SMOLLM2, limit
+from mini_vllm.bench.roofline import SMOLLM2, TINYLLAMA, limit
 from mini_vllm.bench.rows import PEERS, WEIGHTS, WORKS
 from mini_vllm.bench.subject import SubjectError
-from mini_vllm.bench.workloads import SINGLE
+from mini_vllm.bench.workloads import SAMPLED32, SINGLE
 from mini_vllm.errors import MissingDependencyError
 
 LIMITS = Limits(((1.0, 50e9), (1e9, 36e9)), {"f32": 234e9, "bf16": 468e9, "int8": 935e9})
@@ -37,7 +38,13 @@ def install(place, *environments):
         (place / "models" / form).mkdir(parents=True, exist_ok=True)
 
 
-def compared(*only, rates=None, quick=True, broken=(), clock=None):
+@contextmanager
+def unknown(threads):
+    """No bandwidth is known beside the samples: shares are those of the run's limits."""
+    yield lambda num_bytes: None
+
+
+def compared(*only, rates=None, quick=True, broken=(), clock=None, gauge=unknown):
     """A run in which every engine has one rate; the record, and who was asked in which order."""
     clock, diary = clock or ScriptedClock(), []
 
@@ -46,7 +53,7 @@ def compared(*only, rates=None, quick=True, broken=(), clock=None):
             raise SubjectError(f"{launch.label}: it does not start")
         return ScriptedSubject(launch.label, [(rates or {}).get(launch.label, 100.0)] * 99, clock, diary)
 
-    run = Comparison(selection=Selection.parse(only), quick=quick, threads=2, clock=clock, start=start)
+    run = Comparison(selection=Selection.parse(only), quick=quick, threads=2, clock=clock, start=start, gauge=gauge)
     return run.run(), diary
 
 
@@ -83,6 +90,34 @@ def test_an_absent_peer_is_a_failed_row_with_our_figure_and_its_share(place):
         assert entry["limit_share"] == pytest.approx(
             100 / limit(SINGLE, SMOLLM2, compare.STORED["f32"], LIMITS), rel=1e-3
         )
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_shares_are_of_what_memory_gave_beside_our_samples(place, installed, monkeypatch):
+    monkeypatch.setattr(compare, "tinyllama_form", lambda folder: folder / "tinyllama.gguf")
+    if installed:
+        install(place, "openvino", "llama-server")
+    asked = []
+
+    @contextmanager
+    def gauge(threads):
+        asked.append(threads)
+        yield lambda num_bytes: asked.append(num_bytes) or 20e9
+        asked.append("closed")
+
+    record, _ = compared("single,tinyllama,sampled32,f32,q4_0,q4_1,openvino,llama.cpp,self", gauge=gauge)
+    shares = {(row["work"], row["weights"]): (row["limit_share"], row["bandwidth"]) for row in record["ratios"]}
+    now = LIMITS.with_bandwidth(20e9)
+    assert shares == {
+        (work.name, name): (pytest.approx(100 / limit(work, shape, stored, now), rel=1e-3), 20.0)
+        for work, name, shape, stored in (
+            (SINGLE, "f32", SMOLLM2, compare.STORED["f32"]),
+            (SINGLE, "q4_1", SMOLLM2, compare.STORED["q4_1"]),
+            (SAMPLED32, "q4_1", SMOLLM2, compare.STORED["q4_1"]),
+            (compare.TINYLLAMA_WORK, "q4_0", TINYLLAMA, compare.TINYLLAMA_STORED),
+        )
+    }
+    assert asked[0] == 2 and asked[-1] == "closed" and len(set(asked)) == 2 + 4  # bytes of a step
 
 
 def test_a_peer_that_does_not_start_fails_alone(place):
@@ -137,7 +172,9 @@ def test_an_interrupted_run_shows_what_it_has(place):
             raise KeyboardInterrupt
         return ScriptedSubject(launch.label, [100.0] * 99, clock)
 
-    run = Comparison(selection=Selection.parse(["single", "openvino"]), quick=True, clock=clock, start=start)
+    run = Comparison(
+        selection=Selection.parse(["single", "openvino"]), quick=True, clock=clock, start=start, gauge=unknown
+    )
     assert [entry["weights"] for entry in run.run()["ratios"]] == ["4bit"]
 
 

@@ -33,6 +33,13 @@ def test_disturbed_pairs_are_left_out_while_there_are_calm_ones():
     assert (row.ratio, row.pairs, row.foreign) == (2.0, 2, 0.6)
 
 
+def test_the_samples_that_count_stay_with_the_row_until_it_is_written():
+    row = row_of_pairs(EMPTY, [pair(10, 10, 0.1), pair(90, 10, 0.6)])
+    assert row.samples == (Sample(10, 0.1),)
+    assert failed(EMPTY, "no", ours=[Sample(3.0)]).samples == (Sample(3.0),)
+    assert "samples" not in row.as_json()
+
+
 def test_an_unknown_load_is_no_reason_to_leave_a_pair_out():
     row = row_of_pairs(EMPTY, [Pair(Sample(4.0), Sample(2.0))])
     assert (row.ratio, row.foreign) == (2.0, None)
@@ -46,7 +53,8 @@ def test_a_failed_row_has_an_error_no_ratio_and_our_figure_if_known():
     row = failed(EMPTY, "not\n installed", ours=[Sample(3.0), Sample(5.0)])
     assert row.as_json() == {
         "work": "single", "weights": "q4_1", "peer": "llama.cpp", "ours": 4.0, "theirs": None, "ratio": None,
-        "spread": None, "pairs": 0, "unit": "tok/s", "limit_share": None, "foreign": None, "detail": "",
+        "spread": None, "pairs": 0, "unit": "tok/s", "limit_share": None, "bandwidth": None, "foreign": None,
+        "detail": "",
         "error": "not installed",
     }  # fmt: skip
     assert failed(row_of_pairs(EMPTY, [pair(1, 1)]), "later").ratio is None

@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,16 @@ from typing import Any
 from mini_vllm import weights
 from mini_vllm.bench import limits as machine_limits
 from mini_vllm.bench import machine, process_rows, self_rows
-from mini_vllm.bench.drive import Contest, Drive, Pace
+from mini_vllm.bench.drive import Contest, Drive, Measurable, Pace
 from mini_vllm.bench.forms import folder_form, tinyllama_form
-from mini_vllm.bench.limits import Limits
+from mini_vllm.bench.limits import Gauge, Limits
 from mini_vllm.bench.peers import ours, peer_launch, with_variables
 from mini_vllm.bench.places import models_folder, peers_base
 from mini_vllm.bench.plan import SMOKE_STAGES, STAGES, Meeting, Selection, Stage, select
-from mini_vllm.bench.roofline import SMOLLM2, TINYLLAMA, Weights, limit
+from mini_vllm.bench.roofline import SMOLLM2, TINYLLAMA, Shape, Weights
 from mini_vllm.bench.rows import Row, failed, hardest
-from mini_vllm.bench.subject import Launch, Sample, Subject, SubjectError
+from mini_vllm.bench.shares import Bandwidth, Gauged, with_share
+from mini_vllm.bench.subject import Launch, Subject, SubjectError
 from mini_vllm.bench.workloads import SAMPLED32, THROUGHPUT, Work
 from mini_vllm.bench.workloads import TINYLLAMA as TINYLLAMA_WORK
 from mini_vllm.errors import MiniVLLMError
@@ -47,11 +48,12 @@ STORED = {
     "f16": Weights("f16", "f16", "f16"),
     "f32": Weights("f32", "f32", "f32"),
 }
+TINYLLAMA_STORED = Weights("q4_0", "q4_0")
 
 
 @dataclass(slots=True, kw_only=True)
 class Comparison:
-    """One run. `clock` gives seconds; `start` makes a `Subject` of a `Launch`.
+    """One run. `clock` gives seconds; `start` makes a `Subject` of a `Launch`; `gauge` opens what measures bandwidth.
 
     smoke: one pair of two works with two engines that need no building, and nothing else.
     """
@@ -62,7 +64,9 @@ class Comparison:
     threads: int = 1
     clock: Callable[[], float] = time.monotonic
     start: Callable[[Launch], Subject] = Subject
+    gauge: Callable[[int], AbstractContextManager[Bandwidth]] = lambda threads: Gauge(threads, cache=_cache())
     limits: Limits | None = None
+    bandwidth: Bandwidth | None = None  # while the gauge is open
     versions: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> dict[str, Any]:
@@ -74,12 +78,7 @@ class Comparison:
         pace = replace(QUICK if self.quick else FULL, deadline=deadline)
         rows: list[Row] = []
         try:
-            if self.smoke:
-                rows.extend(self._smoke_rows())
-            else:
-                self._measure_limits()
-                rows.extend(row for row in self._rows(pace) if self.selection.takes(row.work, row.weights, row.peer))
-                self._measure_limits()
+            rows.extend(self._smoke_rows() if self.smoke else self._between_limits(pace))
         except KeyboardInterrupt:  # what is there is worth showing
             logger.warning("interrupted after %d rows", len(rows))
         described = {
@@ -93,6 +92,17 @@ class Comparison:
             "limits": self.limits.as_json() if self.limits else "not measured",
         }
         return {"machine": described, "ratios": [self._with_share(row).as_json() for row in hardest(rows)]}
+
+    def _between_limits(self, pace: Pace) -> Iterator[Row]:
+        self._measure_limits()
+        with ExitStack() as stack:
+            if self.limits is not None:
+                self.bandwidth = stack.enter_context(self.gauge(self.threads))
+            for row in self._rows(pace):
+                if self.selection.takes(row.work, row.weights, row.peer):
+                    yield row
+        self.bandwidth = None
+        self._measure_limits()
 
     def _rows(self, pace: Pace) -> Iterator[Row]:
         rounds = pace.least if self.quick else 5
@@ -124,16 +134,17 @@ class Comparison:
                 yield from found
                 yield from (self._with_own(work, row, found, own) for row in lost)
 
-    def _with_own(self, work: Work, row: Row, found: Sequence[Row], own: dict[str, Subject]) -> Row:
-        """A failed row with our figure: one of the stage's, else measured for it."""
+    def _with_own(self, work: Work, row: Row, found: Sequence[Row], own: Mapping[str, Measurable]) -> Row:
+        """A failed row with our figure: the stage's, else measured for it."""
         form = OUR_FORMS.get(row.weights, row.weights)
-        known = [other.ours for other in found if OUR_FORMS.get(other.weights, other.weights) == form and other.ours]
+        same = (other for other in found if OUR_FORMS.get(other.weights, other.weights) == form)
+        known = [sample for other in same for sample in other.samples]
         if not known and form in own:
             with suppress(SubjectError):
                 own[form].warm(work, seed=7)
-                known = [own[form].measure(work, seed=8).rate]
+                known = [own[form].measure(work, seed=8)]
         assert row.error is not None
-        return failed(row, row.error, ours=[Sample(rate) for rate in known if rate is not None])
+        return failed(row, row.error, ours=known)
 
     def _self_rows(self, rounds: int) -> Iterator[Row]:
         wanted = [name for name in SELF_WORKS if self.selection.takes(name, "q4_1", "self")]
@@ -150,7 +161,7 @@ class Comparison:
         logger.info("%s", name)
         try:
             if name == "sampled32":
-                yield self_rows.sampled_row(subject, rounds=max(2, rounds))
+                yield self_rows.sampled_row(self._gauged(subject, SMOLLM2, STORED["q4_1"]), rounds=max(2, rounds))
             elif name == "neighbours":
                 number = 2 if self.quick else 10
                 yield from self_rows.neighbour_rows(subject, rounds=number)
@@ -182,10 +193,11 @@ class Comparison:
         with ExitStack() as stack:
             try:
                 launch = ours("q4_0", threads=self.threads, model=path, max_model_len=2048)
-                own = stack.enter_context(self._open_one(replace(launch, last_id=TINYLLAMA.vocab_size - 1)))
+                subject = stack.enter_context(self._open_one(replace(launch, last_id=TINYLLAMA.vocab_size - 1)))
             except SubjectError as error:
                 yield failed(row, str(error))
                 return
+            own = self._gauged(subject, TINYLLAMA, TINYLLAMA_STORED)
             try:
                 launch = peer_launch("llama.cpp", "q4_0", threads=self.threads, model=path)
                 peer = stack.enter_context(self._open_one(replace(launch, last_id=TINYLLAMA.vocab_size - 1)))
@@ -198,11 +210,12 @@ class Comparison:
 
     def _open(
         self, stack: ExitStack, launches: Sequence[tuple[str, Launch]]
-    ) -> tuple[dict[str, Subject], dict[str, str]]:
-        opened, errors = {}, {}
+    ) -> tuple[dict[str, Measurable], dict[str, str]]:
+        opened: dict[str, Measurable] = {}
+        errors = {}
         for form, launch in launches:
             try:
-                opened[form] = stack.enter_context(self._open_one(launch))
+                opened[form] = self._gauged(stack.enter_context(self._open_one(launch)), SMOLLM2, STORED[form])
             except SubjectError as error:
                 errors[form] = f"ours: {error}"
         return opened, errors
@@ -223,31 +236,35 @@ class Comparison:
         self.versions[launch.label.split()[0]] = subject.version
         return subject
 
+    def _gauged(self, subject: Measurable, shape: Shape, stored: Weights) -> Measurable:
+        """With the bandwidth beside its samples, where that can be measured."""
+        return subject if self.bandwidth is None else Gauged(subject, shape, stored, self.bandwidth)
+
     def _measure_limits(self) -> None:
         if found := self._limits_of_now():
             self.limits = found if self.limits is None else self.limits.best_of(found)
 
     def _limits_of_now(self) -> Limits | None:
         try:
-            return machine_limits.measure(self.threads, cache=peers_base() / "build")
+            return machine_limits.measure(self.threads, cache=_cache())
         except (MiniVLLMError, OSError, ValueError) as error:
             logger.warning("limits: %s", error)
             return None
 
     def _with_share(self, row: Row) -> Row:
-        works = {work.name: work for work in (*THROUGHPUT, SAMPLED32)}
-        if self.limits is None or row.ours is None:
+        if self.limits is None:
             return row
-        if row.work == "tinyllama":
-            return self_rows.with_limit(row, limit(TINYLLAMA_WORK, TINYLLAMA, Weights("q4_0", "q4_0"), self.limits))
+        if row.work == TINYLLAMA_WORK.name:
+            return with_share(row, TINYLLAMA_WORK, shape=TINYLLAMA, weights=TINYLLAMA_STORED, limits=self.limits)
+        works = {work.name: work for work in (*THROUGHPUT, SAMPLED32)}
         if row.work not in works:
             return row
         stored = STORED[OUR_FORMS.get(row.weights, row.weights)]
-        return self_rows.with_limit(row, limit(works[row.work], SMOLLM2, stored, self.limits))
+        return with_share(row, works[row.work], shape=SMOLLM2, weights=stored, limits=self.limits)
 
 
 def _contests(
-    work: Work, peers: Mapping[Meeting, Subject | str], own: Mapping[str, Subject], errors: Mapping[str, str]
+    work: Work, peers: Mapping[Meeting, Subject | str], own: Mapping[str, Measurable], errors: Mapping[str, str]
 ) -> tuple[list[Contest], list[Row]]:
     """Who can meet on a work, and the failed rows of those who cannot: a str in a peer's place says why."""
     contests: list[Contest] = []
@@ -288,6 +305,11 @@ def write_record(record: dict[str, Any], path: Path) -> None:
     machine_text = json.dumps(record["machine"], indent=2, ensure_ascii=False).replace("\n", "\n ")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f'{{\n "machine": {machine_text},\n "ratios": [\n  {rows}\n ]\n}}\n', encoding="utf-8")
+
+
+def _cache() -> Path:
+    """For programs built on this machine."""
+    return peers_base() / "build"
 
 
 def _raise_priority() -> int:

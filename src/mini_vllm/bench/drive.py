@@ -18,7 +18,9 @@ logger = logging.getLogger(__name__)
 class Measurable(Protocol):
     """See `subject.Subject`."""
 
-    label: str
+    @property
+    def label(self) -> str:
+        """For messages."""
 
     def warm(self, work: Work, *, seed: int) -> None:
         """Meet the shape."""

@@ -1,20 +1,26 @@
 """What the machine can do: memory bandwidth by buffer size, and peak rates of the arithmetic that products use.
 
-`benchmarks/limits.cpp` measures them; it is compiled here, for this machine, once. Must not know models.
+`benchmarks/limits.cpp` measures them; it is compiled here, for this machine, once. `measure` asks it for everything,
+`Gauge` for the bandwidth of the moment. Must not know models.
 """
 
 import hashlib
 import json
+import logging
 import os
+import select
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from mini_vllm.bench.places import benchmarks_folder
 from mini_vllm.errors import MissingDependencyError
+
+logger = logging.getLogger(__name__)
 
 MIB = 2**20
 PEAKS = ("f32", "bf16", "int8")
@@ -49,6 +55,10 @@ class Limits:
             {name: max(rate, other.peaks[name]) for name, rate in self.peaks.items()},
         )
 
+    def with_bandwidth(self, rate: float) -> "Limits":
+        """The same peaks, and one bandwidth at every size."""
+        return replace(self, bandwidth=((0.0, rate),))
+
     def as_json(self) -> dict[str, Any]:
         """For the record: MiB, GB/s, G operations per second."""
         return {
@@ -75,6 +85,53 @@ def measure(threads: int, *, cache: Path, largest_mib: int = 1024, seconds: floa
     except subprocess.SubprocessError as error:
         raise MissingDependencyError(f"the limits program failed: {error}") from error
     return parse(done.stdout.splitlines())
+
+
+class Gauge:
+    """`gauge(num_bytes)`: how fast memory is right now, as in `Limits.bandwidth`; None once that fails.
+
+    One process for a whole run, which sleeps until it is asked and keeps as much memory as it was ever asked to read,
+    1 GiB at most. An answer takes 0.1 to 0.5 s and all `threads` cores; after `seconds` without one it gives up.
+    """
+
+    def __init__(self, threads: int, *, cache: Path, seconds: float = 30.0) -> None:
+        self._seconds = seconds
+        command = [str(build(cache)), str(threads), "ask"]
+        self._process = subprocess.Popen(
+            command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def __call__(self, num_bytes: float) -> float | None:
+        questions, answers = self._process.stdin, self._process.stdout
+        assert questions is not None and answers is not None
+        if questions.closed:
+            return None
+        with suppress(OSError, ValueError):  # it has ended
+            questions.write(b"%d\n" % num_bytes)
+            if select.select([answers], [], [], self._seconds)[0]:
+                return float(json.loads(answers.readline())["rate"])
+        logger.warning("limits: the bandwidth program ended, or gave no answer within %.1f s", self._seconds)
+        self.close()
+        return None
+
+    def close(self) -> None:
+        """End the process. Idempotent."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
 
 def build(cache: Path) -> Path:

@@ -106,17 +106,26 @@ def limit(work: Work, shape: Shape, weights: Weights, limits: Limits) -> float:
     """Most tokens per second of this work, in the unit of `Work.rate`."""
     if work.kind == "prompt":
         return work.prompt_len / prefill_seconds(work.prompt_len, shape, weights, limits)
-    history = work.prompt_len + work.new_tokens / 2  # on average
-    step = step_seconds(work.batch, history, shape=shape, weights=weights, limits=limits)
+    step = step_seconds(work.batch, average_history(work), shape=shape, weights=weights, limits=limits)
     if work.kind == "decode":
         return 1 / step
     prefill = work.batch * prefill_seconds(work.prompt_len, shape, weights, limits)
     return work.batch * work.new_tokens / (prefill + work.new_tokens * step)
 
 
+def average_history(work: Work) -> float:
+    """Tokens of a stream that a decode step of this work finds."""
+    return work.prompt_len + work.new_tokens / 2
+
+
+def step_bytes(batch: int, history: float, *, shape: Shape, weights: Weights) -> float:
+    """What one step of `batch` streams with `history` tokens each reads: all weights, and all K and V."""
+    return weights.step_bytes(shape) + shape.kv_bytes(batch * history, FORMATS[weights.kv][1])
+
+
 def step_seconds(batch: int, history: float, *, shape: Shape, weights: Weights, limits: Limits) -> float:
     """Least time of one step of `batch` streams with `history` tokens each."""
-    num_bytes = weights.step_bytes(shape) + shape.kv_bytes(batch * history, FORMATS[weights.kv][1])
+    num_bytes = step_bytes(batch, history, shape=shape, weights=weights)
     products = 2.0 * batch * (shape.layer_weights + shape.head_weights) / limits.peaks[weights.arithmetic]
     attention = shape.attention_operations(batch * history) / limits.peaks[_attention_arithmetic(weights)]
     return max(num_bytes / limits.bandwidth_at(num_bytes), products + attention)

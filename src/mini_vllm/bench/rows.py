@@ -5,7 +5,7 @@ Must not know engines, processes or clocks.
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mini_vllm.bench.subject import Sample
@@ -49,9 +49,11 @@ class Row:
     spread: tuple[float, float] | None = None  # least and greatest ratio of the pairs
     pairs: int = 0
     limit_share: float | None = None  # ours over the computed limit
+    bandwidth: float | None = None  # GB/s that memory gave beside our samples, where the share is from them
     foreign: float | None = None
     detail: str = ""  # which build, form or case
     error: str | None = None
+    samples: tuple[Sample, ...] = field(default=(), compare=False)  # ours of the pairs that count; not in the record
 
     def as_json(self) -> dict[str, Any]:
         """The entry of the record's "ratios"."""
@@ -66,6 +68,7 @@ class Row:
             "pairs": self.pairs,
             "unit": self.unit,
             "limit_share": _rounded(self.limit_share),
+            "bandwidth": _rounded(self.bandwidth),
             "foreign": self.foreign,
             "detail": self.detail,
         }
@@ -99,13 +102,15 @@ def row_of_pairs(row: Row, pairs: Sequence[Pair], *, lower_is_better: bool = Fal
         spread=(min(ratios), max(ratios)),
         pairs=len(counted),
         foreign=max(foreign, default=None),
+        samples=tuple(pair.ours for pair in counted),
     )
 
 
 def failed(row: Row, error: str, *, ours: Sequence[Sample] = ()) -> Row:
     """`row` without a ratio; our own figure stays if it is known."""
     known = statistics.median(sample.rate for sample in ours) if ours else None
-    return replace(row, ours=known, theirs=None, ratio=None, spread=None, pairs=0, error=" ".join(error.split()))
+    reason = " ".join(error.split())
+    return replace(row, ours=known, theirs=None, ratio=None, spread=None, pairs=0, error=reason, samples=tuple(ours))
 
 
 def hardest(rows: Iterable[Row]) -> list[Row]:

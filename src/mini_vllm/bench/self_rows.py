@@ -8,8 +8,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
+from mini_vllm.bench.drive import Measurable
 from mini_vllm.bench.limits import Limits
 from mini_vllm.bench.machine import LoadMeter
 from mini_vllm.bench.roofline import SMOLLM2, Shape
@@ -28,7 +28,7 @@ STREAMS = {
 _KV_ELEMENT = 2  # bfloat16, as the default file's K and V are stored
 
 
-def sampled_row(subject: Subject, *, rounds: int) -> Row:
+def sampled_row(subject: Measurable, *, rounds: int) -> Row:
     """Temperature 0.8 and top_p 0.95 at 32 streams, against greedy."""
     subject.warm(SAMPLED32, seed=1)
     pairs = []
@@ -135,11 +135,6 @@ def spinning(
         for neighbour in neighbours:
             neighbour.kill()
             neighbour.wait()
-
-
-def with_limit(row: Row, most: float) -> Row:
-    """The row with our share of a computed limit."""
-    return row if row.ours is None else replace(row, limit_share=row.ours / most)
 
 
 def _plural(count: int, noun: str) -> str:

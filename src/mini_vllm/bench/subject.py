@@ -32,10 +32,14 @@ class SubjectError(MiniVLLMError):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One measurement: a rate in tokens per second, and the share of the machine that others used meanwhile."""
+    """One measurement: a rate in tokens per second, and the share of the machine that others used meanwhile.
+
+    bandwidths: bytes per second that memory gave just before and just after, where that was measured.
+    """
 
     rate: float
     foreign: float | None = None
+    bandwidths: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
