@@ -39,6 +39,26 @@ def test_help_loads_nothing_heavy() -> None:
     assert min(times) < 1.5  # 0.2 s on an idle machine
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["generate", "-p", "The fox", "-n", "3"], ["generate", "-p", "x", "--speculative", "self"], ["inspect"]],
+)
+def test_nothing_of_torch_is_needed(model, arguments) -> None:
+    code = """if True:
+        import sys
+        from mini_vllm.cli import main
+        class Without:
+            def find_spec(self, name, path, target=None):
+                if name.partition(".")[0] in ("torch", "transformers", "safetensors", "gguf", "sentencepiece"):
+                    raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        sys.meta_path.insert(0, Without())
+        sys.exit(main())"""
+    command = [sys.executable, "-c", code, *arguments, "-m", model]
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment())
+    assert ran.returncode == 0, ran.stderr
+    assert "finish reason: length" in ran.stderr or "op_table native" in ran.stdout
+
+
 def test_ctrl_c_is_clean_while_the_program_is_being_imported() -> None:
     code = """if True:
         import sys

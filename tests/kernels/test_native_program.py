@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from kernels.native_cases import FORMATS, ISAS, OneOp, RaggedStep, host, ids
 
-from mini_vllm.errors import ConfigError, MissingDependencyError
+from mini_vllm.errors import ConfigError, MissingDependencyError, UnsupportedModelError
 from mini_vllm.kernels.native import NativeDevice
 from mini_vllm.kernels.native_abi import OpKind
 from mini_vllm.kernels.native_fuse import fuse, fuse_residuals
@@ -244,6 +244,16 @@ def test_devices_by_name(monkeypatch):
     monkeypatch.setenv("MINI_VLLM_ISA", "mmx")
     with pytest.raises(ConfigError, match=r"'mmx' cannot run here; choose one of .*portable"):
         get_device("native", threads=1)
+
+
+def test_what_the_kernels_cannot_hold_is_refused_with_a_remedy():
+    device = NativeDevice(threads=1)
+    assert device.kv_store(KVShape(1, 1, 1024, 1, 1, "f32")).shape.head_dim == 1024
+    with pytest.raises(UnsupportedModelError, match=r"head_dim is 1025; .* at most 1024; use --executor torch"):
+        device.kv_store(KVShape(1, 1, 1025, 1, 1, "f32"))
+    for threads in (0, -1, 1025):
+        with pytest.raises(ConfigError, match=f"threads is {threads}; it must be from 1 to 1024"):
+            NativeDevice(threads=threads)
 
 
 def test_set_none_computes_nothing():

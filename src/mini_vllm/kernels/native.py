@@ -15,13 +15,16 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
-from mini_vllm.errors import ConfigError
+from mini_vllm.config import MAX_THREADS
+from mini_vllm.errors import ConfigError, UnsupportedModelError
 from mini_vllm.kernels.native_abi import FORMATS, STORE_FORMATS, bind_library
 from mini_vllm.kernels.native_memory import LinearWeight, NativeStore, PackedMatrix, RopeTables, to_float32
 from mini_vllm.kernels.native_program import NativeProgram, Team
 from mini_vllm.kernels.native_threads import default_threads
 from mini_vllm.kernels.table import KVShape, Model
 from mini_vllm.kernels.tensors import HostTensor
+
+MAX_HEAD_DIM = 1024  # as in csrc/kernel_table.h
 
 
 class NativeDevice:
@@ -40,7 +43,10 @@ class NativeDevice:
         self.isa = isa or os.environ.get("MINI_VLLM_ISA") or names[0]
         if self.isa not in (*names, "none"):
             raise ConfigError(f"instruction set {self.isa!r} cannot run here; choose one of {', '.join(names)}")
-        self._team = Team(self._library, default_threads() if threads is None else threads)
+        count = default_threads() if threads is None else threads
+        if not 1 <= count <= MAX_THREADS:
+            raise ConfigError(f"threads is {count}; it must be from 1 to {MAX_THREADS}", param="threads")
+        self._team = Team(self._library, count)
 
     @property
     def team(self) -> Team:
@@ -70,6 +76,10 @@ class NativeDevice:
 
     def kv_store(self, shape: KVShape) -> NativeStore:
         """See `Device.kv_store`. Memory is taken from the system as blocks are written."""
+        if shape.head_dim > MAX_HEAD_DIM:
+            raise UnsupportedModelError(
+                f"head_dim is {shape.head_dim}; the native kernels hold at most {MAX_HEAD_DIM}; use --executor torch"
+            )
         return NativeStore(self._library, shape)
 
     def compile(

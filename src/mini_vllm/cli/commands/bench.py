@@ -9,6 +9,7 @@ import typer
 
 from mini_vllm.cli import benching
 from mini_vllm.cli.render import write
+from mini_vllm.config import EngineConfig
 
 
 def command(  # noqa: PLR0913 - one for each option
@@ -72,7 +73,7 @@ def command(  # noqa: PLR0913 - one for each option
     from mini_vllm.bench.plan import Selection
     from mini_vllm.kernels.native_threads import default_threads
 
-    count = threads or default_threads()
+    count = EngineConfig.from_options(threads=threads).model.threads or default_threads()
     if what == "peers":
         found = compare.Comparison(selection=Selection.parse(only or []), quick=quick, smoke=smoke, threads=count).run()
         if json_file is not None:
