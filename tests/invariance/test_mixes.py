@@ -20,7 +20,7 @@ from mini_vllm.runner.executor import LocalExecutor
 from mini_vllm.text import Tokenizer
 
 K_MIX = "q2_k to q6_k"  # one model of all of them
-FORMS = ("f32", "bf16", "f16", "q8_0", "q4_0", "q4_1", "q5_1", K_MIX)
+FORMS = ("f32", "bf16", "f16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", K_MIX)
 ISAS = bind_library().mv_isa_names().decode().split()
 NUM_MIXES = 200
 TINY = Scale(vocab_size=VOCAB, most_requests=6, longest_tail=50, rare_length=600, most_output=30)
@@ -110,11 +110,14 @@ def test_mixes_on_every_instruction_set(form, isa, monkeypatch):
     compare(executors, TINY, tiny_text(), range(5), label=f"{form} {isa}")
 
 
-def test_mixes_over_keys_and_values_in_int8():
-    checkpoint = tiny_checkpoint("q8_0")
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("form", ["q8_0", "q4_1"])  # without and with a sliding window
+def test_mixes_over_keys_and_values_in_int8(form, isa, monkeypatch):
+    monkeypatch.setenv("MINI_VLLM_ISA", isa)
+    checkpoint = tiny_checkpoint(form)
     executors = [load(checkpoint, TINY, threads=t, block_size=size, kv_cache_dtype="int8") for t, size in LAYOUTS]
     assert {executor.description["kv_format"] for executor in executors} == {"q8"}
-    seen = compare(executors, TINY, tiny_text(), range(40), label="int8 store")
+    seen = compare(executors, TINY, tiny_text(), range(20), label=f"int8 store {form}")
     assert seen.events["preempted"] and seen.events["shared a prefix"]
 
 
