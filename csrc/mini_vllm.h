@@ -17,7 +17,7 @@ extern "C" {
 #endif
 
 // Changes whenever a struct or a signature below does; the Python binding refuses another number.
-#define MV_ABI_VERSION 6
+#define MV_ABI_VERSION 7
 
 enum mv_format { MV_F32 = 0, MV_F16 = 1, MV_BF16 = 2, MV_Q8_0 = 3, MV_Q4_0 = 4, MV_Q4_1 = 5,
                  MV_Q5_0 = 6, MV_Q5_1 = 7, MV_Q2_K = 8, MV_Q3_K = 9, MV_Q4_K = 10, MV_Q5_K = 11, MV_Q6_K = 12,
@@ -143,6 +143,13 @@ MV_EXPORT mv_program *mv_program_create(mv_team *team, const char *isa, const mv
 MV_EXPORT void mv_program_destroy(mv_program *program);
 // Runs the hidden ops (over pass_tokens at a time), then the logit ops if L <= max_logit_rows. Not reentrant.
 MV_EXPORT int32_t mv_program_run(mv_program *program, const mv_step *step);
+// Begins what mv_program_run does, on the team's other threads, and returns: the caller may do something else, then end
+// it. Until then the step's arrays must stay as they are, and hidden states and logits are in the making. Nothing begins
+// where the team has one thread or the step has more than pass_tokens tokens or max_logit_rows outputs.
+MV_EXPORT int32_t mv_program_begin(mv_program *program, const mv_step *step);
+// keep: joins in; 1 when the step that was begun is done, 0 if none is under way (any other run of the team ends it).
+// Else drops it; K and V that it has stored by then stay.
+MV_EXPORT int32_t mv_program_end(mv_program *program, int32_t keep);
 // Runs the logit ops on rows first … first + count of the hidden rows of the last run.
 MV_EXPORT int32_t mv_program_logits(mv_program *program, int32_t first, int32_t count);
 

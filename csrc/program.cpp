@@ -94,7 +94,7 @@ struct mv_program {
   const mv::KernelTable *table;
   mv_store store;
   mv_limits limits;
-  std::vector<mv_op> hidden_ops, logit_ops;
+  std::vector<mv_op> hidden_ops, logit_ops, all_ops;
   const float *hidden = nullptr;  // where the last hidden op writes
   int64_t hidden_stride = 0;
   int64_t scratch_stride = 64, partial_len = 0;
@@ -105,6 +105,10 @@ struct mv_program {
   std::vector<mv::QueryTile> tiles;
   std::vector<int32_t> pass_starts, pass_lens, pass_rows;  // arrays of the part of a step that is under way
   std::vector<int64_t> loads;  // of each thread, to see whether tasks are balanced
+  mv::StepView whole = {};     // of the step that is one job, and may be under way
+  uint64_t begun = 0;          // that job
+
+  ~mv_program() { team->drop(begun); }
 
   void add_ops(std::vector<mv_op> &to, const mv_op *ops, int32_t count) {
     for (int32_t i = 0; i < count; i++) {
@@ -175,8 +179,21 @@ struct mv_program {
     return v;
   }
 
-  void run(const std::vector<mv_op> &ops, const mv::StepView &v) {
-    team->run({table, ops.data(), int32_t(ops.size()), &v, scratch.get(), scratch_stride});
+  mv::Job job(const std::vector<mv_op> &ops, size_t count, const mv::StepView &v) const {
+    return {table, ops.data(), int32_t(count), &v, scratch.get(), scratch_stride};
+  }
+
+  void run(const std::vector<mv_op> &ops, const mv::StepView &v) { team->run(job(ops, ops.size(), v)); }
+
+  // Whether all of the step is one job: it need not be cut, and its logits fit.
+  bool is_whole(const mv_step &in) const {
+    return (limits.pass_tokens <= 0 || in.num_tokens <= limits.pass_tokens) && in.num_logit_rows <= limits.max_logit_rows;
+  }
+
+  // A step that is_whole.
+  void begin_whole(const mv_step &in) {
+    whole = view(in);
+    begun = team->begin(job(all_ops, in.num_logit_rows > 0 ? all_ops.size() : hidden_ops.size(), whole));
   }
 
   // Long steps go through the ops in parts of about the same length, so that what one op leaves for the next is still in
@@ -247,6 +264,8 @@ extern "C" mv_program *mv_program_create(mv_team *team, const char *isa, const m
     program->limits = *limits;
     program->add_ops(program->hidden_ops, hidden_ops, num_hidden_ops);
     program->add_ops(program->logit_ops, logit_ops, num_logit_ops);
+    program->all_ops = program->hidden_ops;
+    program->all_ops.insert(program->all_ops.end(), program->logit_ops.begin(), program->logit_ops.end());
     program->hidden = program->hidden_ops.back().out;
     program->hidden_stride = program->hidden_ops.back().out_stride;
     program->scratch_stride = (program->scratch_stride + 4095) / 4096 * 4096;
@@ -262,11 +281,28 @@ extern "C" mv_program *mv_program_create(mv_team *team, const char *isa, const m
 
 extern "C" void mv_program_destroy(mv_program *program) { delete program; }
 
+namespace {
+
+// Before a step: ends what was begun, which looks at the program's arrays; refuses what the program cannot run; tells who
+// takes memory ahead how much of the store is in use.
+int32_t admit(mv_program &program, const mv_step &step) {
+  program.team->drop(program.begun);
+  if (int32_t status = mv::check_step(step, {program.limits, program.store})) return status;
+  const int32_t block = *std::max_element(step.slots, step.slots + step.num_tokens) / program.store.block_size;
+  program.first_touch->used((int64_t(block) + 1) * mv::block_bytes(program.store));
+  return MV_OK;
+}
+
+}  // namespace
+
 extern "C" int32_t mv_program_run(mv_program *program, const mv_step *step) {
-  if (int32_t status = mv::check_step(*step, {program->limits, program->store})) return status;
-  const int32_t block = *std::max_element(step->slots, step->slots + step->num_tokens) / program->store.block_size;
-  program->first_touch->used((int64_t(block) + 1) * mv::block_bytes(program->store));
+  if (int32_t status = admit(*program, *step)) return status;
   try {
+    if (program->is_whole(*step)) {
+      program->begin_whole(*step);
+      program->team->end(program->begun);
+      return MV_OK;
+    }
     program->run_hidden(*step);
     if (step->num_logit_rows > 0 && step->num_logit_rows <= program->limits.max_logit_rows)
       program->run_head(0, step->num_logit_rows);
@@ -274,6 +310,23 @@ extern "C" int32_t mv_program_run(mv_program *program, const mv_step *step) {
     return MV_NO_MEMORY;
   }
   return MV_OK;
+}
+
+extern "C" int32_t mv_program_begin(mv_program *program, const mv_step *step) {
+  if (program->team->threads() < 2 || !program->is_whole(*step)) return MV_OK;
+  if (int32_t status = admit(*program, *step)) return status;
+  try {
+    program->begin_whole(*step);
+  } catch (const std::bad_alloc &) {
+    return MV_NO_MEMORY;
+  }
+  return MV_OK;
+}
+
+extern "C" int32_t mv_program_end(mv_program *program, int32_t keep) {
+  if (keep) return program->team->end(program->begun);
+  program->team->drop(program->begun);
+  return 0;
 }
 
 extern "C" int32_t mv_program_logits(mv_program *program, int32_t first, int32_t count) {

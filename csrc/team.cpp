@@ -60,23 +60,41 @@ Team::Team(int threads)
 Team::~Team() { stop(); }
 
 void Team::stop() {
+  drop(under_way_);
   stopping_ = true;
   announce(phase_.load() + 1);
   for (std::thread &worker : workers_) worker.join();
 }
 
-void Team::run(const Job &job) {
+uint64_t Team::begin(const Job &job) {
+  drop(under_way_);
   ControlWord control;
   job_ = job;
   op_ = -1;
   active_ = true;
+  under_way_ = ++num_jobs_;
   advance(0);
+  return num_jobs_;
+}
+
+bool Team::end(uint64_t job) {
+  if (job == 0 || job != under_way_) return false;
+  ControlWord control;
   // Left only on seeing the last phase: then its announcement has happened, and no late one can fall into the next job.
   uint32_t phase = phase_.load(std::memory_order_acquire);
   while (phase != last_phase_.load(std::memory_order_acquire)) {
     work(phase, 0);
     phase = wait_beyond(phase, SPINS_IN_JOB, 0);
   }
+  under_way_ = 0;
+  return true;
+}
+
+void Team::drop(uint64_t job) {
+  if (job == 0 || job != under_way_) return;
+  dropped_ = true;
+  end(job);
+  dropped_ = false;
 }
 
 void Team::serve(int thread) {
@@ -138,7 +156,7 @@ void Team::advance(int thread) {
 int64_t Team::next_shared_op(int thread) {
   for (;;) {
     if (profile_) record_time();
-    if (++op_ >= job_.num_ops) return 0;
+    if (++op_ >= job_.num_ops || dropped_.load(std::memory_order_relaxed)) return 0;
     progress_.fetch_add(1, std::memory_order_relaxed);
     const Kernel &kernel = job_.table->kernels[job_.ops[op_].kind];
     int64_t units = kernel.units(job_.ops[op_], *job_.step);

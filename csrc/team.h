@@ -12,6 +12,9 @@
 // While a thread waits, it asks for the memory that its range of the next product reads first, so that the system's
 // memory is not idle during small ops. Where that is comes with every phase; asking for the wrong place is harmless.
 //
+// A job may be begun before its caller has time for it: the other threads work on it until the caller joins in, or drops
+// it, which costs no more than the op that is under way.
+//
 // MINI_VLLM_SPLIT=static in the environment turns the claiming off: what a plain split would do, to compare with.
 #ifndef MINI_VLLM_TEAM_H
 #define MINI_VLLM_TEAM_H
@@ -46,7 +49,14 @@ class Team {
 
   int threads() const { return int(ranges_.size()); }
   // Runs the job on the calling thread and the others; returns when all of it is done.
-  void run(const Job &job);
+  void run(const Job &job) { end(begin(job)); }
+  // Sets the other threads to work on the job, in place of one that is under way; its number. All that the job points to
+  // must stay until end() or drop(). On one thread, all of it is done here.
+  uint64_t begin(const Job &job);
+  // Joins in; returns when all of the job is done. False if it was not under way.
+  bool end(uint64_t job);
+  // Ends the job after the op that it has come to, if it is under way.
+  void drop(uint64_t job);
   uint32_t progress() const { return progress_.load(std::memory_order_relaxed); }
   bool busy() const { return active_.load(std::memory_order_relaxed); }  // a job is under way
   void profile(int64_t *ns) { profile_ = ns; }
@@ -91,6 +101,9 @@ class Team {
   std::atomic<uint32_t> last_phase_{0};                 // of the newest finished job
   Job job_{};
   int32_t op_ = -1;
+  uint64_t num_jobs_ = 0;
+  std::atomic<uint64_t> under_way_{0};  // the job that the caller has begun and not ended; 0: none
+  std::atomic<bool> dropped_{false};    // it shall go no further
   const bool static_;           // every thread does its own range in one piece, for comparison
   int64_t *profile_ = nullptr;  // nanoseconds by kind of op, when someone asks
   int64_t op_began_ = 0;        // ns; touched by the one thread that advances

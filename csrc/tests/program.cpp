@@ -18,7 +18,10 @@ Store::Store(int32_t format, int layers, int blocks, int block_size, int kv_head
 Program::Program(const TeamHandle &team, const char *isa, Store &store, const mv_limits &limits)
     : team_(team), isa_(isa), store_(store), limits_(limits) {}
 
-Program::~Program() { mv_program_destroy(program_); }
+Program::~Program() {
+  mv_program_destroy(program_);
+  begun_.reset();
+}
 
 Activation Program::make(int width, int32_t row_kind) {
   int64_t stride = width + 1 + int64_t(buffers_.size() % 4) * 5;
@@ -234,6 +237,21 @@ int32_t Program::run(const Step &step) {
   int32_t status = mv_program_run(program_, &exact.view);
   if (status == MV_OK) MV_CHECK(gaps_untouched(step));
   return status;
+}
+
+int32_t Program::begin(const Step &step) {
+  mv_program_end(program_, 0);
+  poison();
+  auto exact = std::make_shared<ExactStep>(step);
+  int32_t status = mv_program_begin(program_, &exact->view);
+  begun_ = exact;
+  return status;
+}
+
+bool Program::end(bool keep) {
+  bool is_done = mv_program_end(program_, keep) == 1;
+  begun_.reset();
+  return is_done;
 }
 
 bool Program::gaps_untouched(const Step &step) const {

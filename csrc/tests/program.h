@@ -82,6 +82,9 @@ class Program {
 
   // Poisons all outputs, runs, and checks that nothing was written but the rows of the step.
   int32_t run(const Step &step);
+  // The same in two calls. `end` is whether the step was done; `gaps_untouched` is then left to the caller.
+  int32_t begin(const Step &step);
+  bool end(bool keep);
   // The head alone, on hidden rows first … first + count.
   int32_t logits(int first, int count) { return mv_program_logits(program_, first, count); }
   void poison();  // all outputs
@@ -116,6 +119,7 @@ class Program {
   std::vector<mv_op> ops_, head_ops_;
   std::vector<const Matrix *> matrices_;
   mv_program *program_ = nullptr;
+  std::shared_ptr<void> begun_;  // the arrays of a step that is under way
 };
 
 }  // namespace mvt

@@ -86,6 +86,61 @@ MV_TEST(programs_share_a_team) {
   }
 }
 
+// Steps that are begun, then ended, dropped, displaced by another program's or by the next, or left to the end of the
+// program: whatever the end says is done is right, and so is every run after it.
+MV_TEST(steps_begun_ahead) {
+  Random random(context.seed);
+  const ModelShape shape = {false, true, MV_F16, MV_F32, 2, 20, 2, 1, 8, 30, 40, 0, 0, false};
+  const Weights weights(random, shape);
+  const Batch batch(random, {30, 7, 1}, 4, 40);
+  const Step whole = batch.step({{0, 0, 30}, {1, 0, 7}, {2, 0, 1}}), part = batch.step({{0, 0, 9}, {1, 0, 2}});
+  for (int threads : {1, 2, 3}) {
+    trying("%d threads", threads);
+    const TeamHandle team(threads);
+    Model other(weights, context.isa, team, batch, {38, 3, 38, 40, MODEL_POSITIONS});
+    Model model(weights, context.isa, team, batch, {38, 3, 38, 40, MODEL_POSITIONS});
+    Program &program = model.program;
+    Mirror mirror(model.store.shape);
+    MV_CHECK(!program.end(true));
+    for (int i = 0; i < 10 * context.rounds; i++) {
+      if (!MV_CHECK_EQUAL(program.begin(whole), MV_OK)) return;
+      const int what = random.below(5);
+      if (what == 0) MV_CHECK(!program.end(false));
+      if (what == 1) MV_CHECK_EQUAL(other.program.run(whole), MV_OK);
+      if (what == 2) MV_CHECK_EQUAL(program.begin(part), MV_OK);
+      if (what == 3) std::this_thread::sleep_for(std::chrono::microseconds(random.below(300)));
+      if (what == 2) {
+        if (MV_CHECK_EQUAL(program.end(true), threads > 1) && threads > 1) {
+          if (!MV_CHECK(program.gaps_untouched(part)) || !check_run(program, part, mirror)) return;
+        }
+      } else {
+        const bool is_under_way = threads > 1 && what >= 3;
+        if (!MV_CHECK_EQUAL(program.end(true), is_under_way)) return;
+        if (!is_under_way && !MV_CHECK_EQUAL(program.run(whole), MV_OK)) return;
+        if (!MV_CHECK(program.gaps_untouched(whole)) || !check_run(program, whole, mirror)) return;
+      }
+      MV_CHECK(!program.end(true));
+    }
+    program.begin(part);
+  }
+}
+
+// What cannot be begun is refused or left to the run.
+MV_TEST(steps_that_cannot_begin) {
+  Random random(context.seed);
+  const ModelShape shape = {false, true, MV_F16, MV_F32, 2, 20, 2, 1, 8, 30, 40, 0, 0, false};
+  const Weights weights(random, shape);
+  const Batch batch(random, {30, 7, 1}, 4, 40);
+  const TeamHandle team(2);
+  Model model(weights, context.isa, team, batch, {38, 3, 20, 40, MODEL_POSITIONS});
+  Step wrong = batch.step({{0, 0, 9}});
+  wrong.token_ids[3] = 40;
+  MV_CHECK_EQUAL(model.program.begin(wrong), MV_BAD_TOKEN);
+  MV_CHECK(!model.program.end(true));
+  MV_CHECK_EQUAL(model.program.begin(batch.step({{0, 0, 30}})), MV_OK);  // 30 outputs, room for 20
+  MV_CHECK(!model.program.end(true));
+}
+
 // The counter moves with every op, times go to the kinds that ran, and a plain split gives the same bits.
 MV_TEST(progress_times_and_plain_split) {
   Random random(context.seed);

@@ -143,6 +143,43 @@ def test_no_logit_rows_is_a_step_too():
     assert program.run(step.inputs([(0, 8, 9)], ids([3]))).shape == (1, SmallLlama.H)
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_step_begun_ahead_gives_the_same_bits(isa):
+    device = NativeDevice(threads=2, isa=isa)
+    plain, eager = (
+        compiled(device),
+        compiled(device),
+    )  # on the same threads: a run of one displaces what the other began
+    step, tokens = RaggedStep([(0, 60)], 7), np.random.default_rng(2).integers(0, 50, 60)
+    for program in (plain, eager):
+        program.run(step.inputs([(0, 0, 20)], tokens[:20]))
+    for position in range(20, 60):
+        inputs = step.inputs([(0, position, position + 1)], tokens[position : position + 1])
+        expected = plain.run(inputs).copy(), plain.logits(0, 1).copy()
+        assert eager.begin(inputs)
+        asked = inputs
+        if position % 4 == 1:  # something else is asked for after all
+            asked = replace(inputs, token_ids=inputs.token_ids.copy())
+        elif position % 4 == 2:
+            eager.drop()
+        elif position % 4 == 3:
+            plain.run(inputs)
+        assert np.array_equal(eager.run(asked), expected[0]) and np.array_equal(eager.logits(0, 1), expected[1])
+
+
+def test_nothing_begins_on_one_thread_or_while_ops_are_timed_or_where_a_run_would_fail():
+    step = RaggedStep([(0, 9)], 7)
+    good = step.inputs([(0, 0, 8)], np.arange(8))
+    assert not compiled(NativeDevice(threads=1)).begin(good)
+    program = compiled(NativeDevice(threads=2))
+    assert not program.begin(replace(good, slots=np.full(8, 10000, np.int32)))
+    assert program.begin(good)
+    program.drop()
+    program.op_seconds()
+    assert not program.begin(good)
+    assert program.run(good).shape == (8, SmallLlama.H)
+
+
 BAD_STEPS = {
     "a token id": {"token_ids": ids([1, 2, 50])},
     "token id": {"token_ids": ids([-1, 2, 3])},

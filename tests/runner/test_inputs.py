@@ -12,7 +12,7 @@ from mini_vllm.runner.rows import RowTable
 from mini_vllm.sampling import SamplingStates
 from mini_vllm.scheduling import Scheduler
 from mini_vllm.testing import FakeExecutor
-from mini_vllm.types import Request, SamplingParams
+from mini_vllm.types import Admission, Chunk, Outputs, Request, SamplingParams
 
 BLOCK_SIZE, MAX_TOKENS, MAX_ROWS = 4, 24, 6
 ARRAYS = ("token_ids", "positions", "slots", "query_starts", "seq_lens", "logit_rows")
@@ -92,6 +92,81 @@ def test_moving_on_equals_laying_out_anew(num_blocks, cache, num_drafts):
         plans.commit(plan, fake.run(plan))
     assert steps > 20
     assert (again > steps / 4) == (not num_drafts and cache.get("kv_cache", True))
+
+
+def snapshot(layout):
+    return {name: getattr(layout.inputs, name).copy() for name in ARRAYS}
+
+
+@pytest.mark.parametrize(("num_blocks", "num_requests"), [(300, 1), (300, 8), (26, 8)])  # the last preempts
+def test_a_guess_is_the_next_step_or_leaves_no_trace(num_blocks, num_requests):
+    source = random.Random(num_requests)
+    plans, fake = scheduler(num_blocks), FakeExecutor(num_blocks=num_blocks, block_size=BLOCK_SIZE)
+    kept_rows, fresh_rows = table(), table()
+    kept = builder(kept_rows)
+    waiting = [request(number, source, max_tokens=50) for number in range(num_requests)]
+    guessed, counts = None, {"taken": 0, "wrong": 0, "gone": 0, "none": 0}
+    while waiting or plans.has_work():
+        if waiting and (not plans.has_work() or source.random() < 0.04):
+            plans.add(waiting.pop())
+        plan = plans.plan()
+        for rows in (kept_rows, fresh_rows):
+            rows.apply(plan)
+        found = None
+        if guessed is not None:
+            layout, before, is_true = guessed
+            found = kept.confirm(plan.chunks)
+            assert found is None or (found is layout and is_true)
+            counts["taken" if found else "gone" if is_true else "wrong"] += 1
+            if found is None:
+                kept.take_back()
+                for name in set(ARRAYS) - {"token_ids"}:
+                    np.testing.assert_array_equal(getattr(layout.inputs, name), before[name], err_msg=name)
+        if not plan.chunks:
+            guessed = None
+            plans.commit(plan, fake.run(plan))
+            continue
+        found = found or kept.build(plan.chunks)
+        assert_equal(found, builder(fresh_rows).build(plan.chunks))
+        result = fake.run(plan)
+        tokens = [output.token_ids[0] for output in result.outputs]
+        is_true = source.random() < 0.7
+        before = snapshot(found)
+        layout = kept.guess(tokens if is_true else [(token + 1) % 97 for token in tokens])
+        guessed = None if layout is None else (layout, before, is_true)
+        counts["none"] += layout is None
+        plans.commit(plan, result)
+    assert counts["taken"] > 10 and counts["wrong"] > 3 and counts["none"] > 5
+    assert (counts["gone"] > 0) == (num_requests > 1)  # one came, went or was preempted meanwhile
+
+
+@pytest.mark.parametrize(
+    ("change", "is_guessed"),
+    [
+        ({}, True),
+        ({"token": 7}, False),  # ends the sequence
+        ({"max_tokens": 1}, False),  # it has them all
+        ({"max_tokens": 2}, True),
+        ({"prompt": 4}, False),  # the next token needs a block
+        ({"repetition_penalty": 1.2}, False),
+        ({"logprobs": 1}, False),
+        ({"sequences": 4}, True),
+        ({"sequences": 5}, False),
+    ],
+)
+def test_what_is_worth_a_guess(change, is_guessed):
+    rows = table()
+    kept = builder(rows)
+    params = {"max_tokens": 50} | {key: change[key] for key in change if key not in ("token", "prompt", "sequences")}
+    chunks = []
+    for seq_id in range(change.get("sequences", 1)):
+        prompt = tuple(range(10, 10 + change.get("prompt", 5)))
+        rows.admit(Admission(seq_id, prompt, SamplingParams(**params), (7,), (8,), seq_id))
+        blocks = (2 * seq_id, 2 * seq_id + 1)[: -(-len(prompt) // BLOCK_SIZE)]
+        kept.build([Chunk(seq_id, 0, prompt[:-1], 0, blocks, Outputs.NONE, False)])
+        chunks.append(Chunk(seq_id, len(prompt) - 1, prompt[-1:], 0, (), Outputs.LAST, True))
+    kept.build(chunks)
+    assert (kept.guess([change.get("token", 9)] * len(chunks)) is not None) == is_guessed
 
 
 def test_a_reset_starts_anew():

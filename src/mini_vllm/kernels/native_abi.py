@@ -175,6 +175,8 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     ),
     "mv_program_destroy": (None, (c_void_p,)),
     "mv_program_run": (c_int32, (c_void_p, POINTER(Step))),
+    "mv_program_begin": (c_int32, (c_void_p, POINTER(Step))),
+    "mv_program_end": (c_int32, (c_void_p, c_int32)),
     "mv_program_logits": (c_int32, (c_void_p, c_int32, c_int32)),
 }
 

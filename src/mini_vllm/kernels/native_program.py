@@ -101,7 +101,8 @@ class NativeProgram:
         weakref.finalize(self, _destroy, library, self._handle, (team, store)).atexit = False
         self._hidden_rows = self._hidden.floats(max_tokens, hidden.width, hidden.width)
         self._logit_rows = self._logits.floats(self._max_logit_rows, logits.width, logits.width)
-        self._run = library.mv_program_run
+        self._run, self._begin, self._end = library.mv_program_run, library.mv_program_begin, library.mv_program_end
+        self._is_begun = False
         self._inputs: StepInputs | None = None  # of the last run, and what the library was told of them
         self._step = ctypes.byref(Step())
         self._is_timed = False
@@ -116,11 +117,30 @@ class NativeProgram:
 
     def run(self, inputs: StepInputs) -> npt.NDArray[np.float32]:
         """See `Program.run`. Logits are computed in the same call when they fit max_logit_rows."""
+        if self._is_begun:
+            self._is_begun = False
+            if self._end(self._handle, inputs is self._inputs):
+                return self._hidden_view
         if inputs is not self._inputs:
             self._take(inputs)
         if status := self._run(self._handle, self._step):
             raise ValueError(f"the step cannot run: {STATUS_TEXT[status]}")
         return self._hidden_view
+
+    def begin(self, inputs: StepInputs) -> bool:
+        """See `EagerProgram.begin`. Nothing begins on one thread, nor while ops are timed, which all threads share."""
+        if self._team.threads < 2 or self._is_timed:
+            return False
+        if inputs is not self._inputs:
+            self._take(inputs)
+        self._is_begun = not self._begin(self._handle, self._step)
+        return self._is_begun
+
+    def drop(self) -> None:
+        """See `EagerProgram.drop`."""
+        if self._is_begun:
+            self._is_begun = False
+            self._end(self._handle, 0)
 
     def logits(self, start: int, stop: int) -> npt.NDArray[np.float32]:
         """See `Program.logits`."""

@@ -8,7 +8,7 @@ program that our library replays for any number of tokens; the torch table compu
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -145,6 +145,21 @@ class Program(Protocol):
 
     def progress(self) -> int:
         """A number that changes with every op, or every layer, of a running step. May be called from any thread."""
+
+
+@runtime_checkable
+class EagerProgram(Program, Protocol):
+    """A program that can work while its caller does something else."""
+
+    def begin(self, inputs: StepInputs) -> bool:
+        """Start on the step that the next run is likely to ask for, and return. False: nothing was started.
+
+        Until `run` of the same object, which takes what has been done, or `drop`, its arrays must not change, and
+        hidden rows and logits of the last run are not valid.
+        """
+
+    def drop(self) -> None:
+        """Give up the step that was begun, if there is one. K and V that it has stored by then stay."""
 
 
 class Device(Protocol):

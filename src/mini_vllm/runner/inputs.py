@@ -100,6 +100,31 @@ class InputBuilder:
         inputs = self._fill(chunks, lines, starts, lengths, logit_rows=np.array(outputs.wanted, dtype=np.int32))
         return outputs.layout(inputs, rows)
 
+    def guess(self, token_ids: Sequence[int]) -> StepLayout | None:
+        """Move the last layout on to the step that is likely to follow: the same sequences, with these tokens.
+
+        None where that is not worth it: many sequences, one that ends here, or one that needs a block, which the
+        scheduler has yet to give. Else `confirm` comes next, and `take_back` where that says no.
+        """
+        decoding = self._decoding
+        if decoding is None or not decoding.can_guess(token_ids):
+            return None
+        decoding.guess(token_ids)
+        return decoding.layout
+
+    def confirm(self, chunks: Sequence[Chunk]) -> StepLayout | None:
+        """The guessed layout if it is that of these chunks, else None."""
+        decoding = self._decoding
+        assert decoding is not None, "nothing was guessed"
+        if decoding.version == self._table.version and decoding.confirm(chunks):
+            return decoding.layout
+        return None
+
+    def take_back(self) -> None:
+        """Move the layout back to where it was before the guess."""
+        assert self._decoding is not None, "nothing was guessed"
+        self._decoding.take_back()
+
     def _decode_layout(self, inputs: StepInputs, rows: list[Row], lines: Int32Array) -> StepLayout:
         num_seqs = len(rows)
         samples = SampleRows(rows=inputs.logit_rows, slots=lines, positions=inputs.seq_lens)
@@ -166,6 +191,46 @@ class _Decoding:
         self._seq_ids = [chunk.seq_id for chunk in chunks]
         self._starts = [chunk.start for chunk in chunks]
         self._most = self._tables.shape[1] * self._block_size  # tokens that a row of the tables has room for
+        self._guess: list[int] = []  # the next tokens that the arrays were moved on to before it was known
+
+    def can_guess(self, token_ids: Sequence[int]) -> bool:
+        """Whether the sequences are few, plain, not about to end, and have a block for their next token."""
+        if self._cells is None or not self.layout.is_plain:
+            return False
+        for start, token_id, row in zip(self._starts, token_ids, self.layout.sequence_rows):
+            is_last = token_id in row.last_token_ids or (row.max_len is not None and start + 2 >= row.max_len)
+            if is_last or (start + 1) % self._block_size == 0:
+                return False
+        return True
+
+    def guess(self, token_ids: Sequence[int]) -> None:
+        """Move the arrays on."""
+        self._guess = list(token_ids)
+        self._step(self._guess, 1)
+
+    def confirm(self, chunks: Sequence[Chunk]) -> bool:
+        """Whether these chunks are what was guessed."""
+        is_right = (
+            [chunk.token_ids for chunk in chunks] == [(token_id,) for token_id in self._guess]
+            and not any([chunk.new_block_ids for chunk in chunks])
+            and self.goes_on(chunks)
+        )
+        if is_right:
+            self._starts = [chunk.start for chunk in chunks]
+        return is_right
+
+    def take_back(self) -> None:
+        """Move the arrays back, all but the tokens, which every step brings anew."""
+        self._step(self._guess, -1)
+
+    def _step(self, token_ids: Sequence[int], by: int) -> None:
+        """All sequences one token on, or back, within their blocks."""
+        assert self._cells is not None, "only few sequences move number by number"
+        tokens, *moving = self._cells
+        for index, token_id in enumerate(token_ids):
+            tokens[index] = token_id
+            for cells in moving:
+                cells[index] += by
 
     def goes_on(self, chunks: Sequence[Chunk]) -> bool:
         """Whether the chunks are the next token of each sequence, and the tables have room for it."""

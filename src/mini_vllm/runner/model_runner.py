@@ -1,5 +1,9 @@
 """One step: plan → inputs → program → logits in slices → sampler → outputs.
 
+After a plain step of few sequences, a program that can work in the background begins the step that is likely to follow,
+while the engine books the tokens, sends them and plans. The next plan decides: what was begun is taken if it is just
+what the plan asks for, and dropped if not. So results cannot differ.
+
 Must not know files, devices or the scheduler's reasons.
 """
 
@@ -11,7 +15,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from mini_vllm.grammar import Cursor, GrammarCompiler, Guide
-from mini_vllm.kernels.table import Program
+from mini_vllm.kernels.table import EagerProgram, Program
 from mini_vllm.runner.drafting import Drafting
 from mini_vllm.runner.inputs import InputBuilder, StepLayout
 from mini_vllm.runner.rows import Row, RowTable
@@ -56,15 +60,18 @@ class ModelRunner:
         )
         self.drafting: Drafting | None = None  # who guesses ahead, if anybody
         self._builder = InputBuilder(self.rows, max_tokens=max_tokens, max_rows=max_rows)
+        self._eager = program if isinstance(program, EagerProgram) else None
+        self._is_begun = False  # the builder's guess of the next step is being computed
 
     def run(self, plan: StepPlan) -> tuple[SequenceOutput, ...]:
         """Do what the plan says; one output for each chunk that asks for something, in plan order."""
         if self.drafting is not None:
             self.drafting.begin_step(plan, self.rows.get)
         self.rows.apply(plan)
+        layout = self._confirm(plan.chunks) if self._is_begun else None
         if not plan.chunks:
             return ()
-        layout = self._builder.build(plan.chunks)
+        layout = layout or self._builder.build(plan.chunks)
         outputs = self._compute(plan.chunks, layout)
         if self.drafting is not None:
             outputs = self.drafting.end_step(plan.chunks, layout.sequence_rows, outputs)
@@ -82,13 +89,20 @@ class ModelRunner:
         return self._program.progress()
 
     def op_seconds(self) -> dict[str, float]:
-        """Wall time by kind of op since the last call, where the program can tell; the first call begins to measure."""
+        """Wall time by kind of op since the last call, where the program can tell; the first call begins to measure.
+
+        Between two steps only.
+        """
+        if self._is_begun:
+            self._confirm(())
         measure = getattr(self._program, "op_seconds", dict)
         seconds: dict[str, float] = measure()
         return seconds
 
     def clear(self) -> None:
         """Forget every sequence."""
+        if self._is_begun:
+            self._confirm(())
         self.rows.clear()
         if self.drafting is not None:
             self.drafting.clear()
@@ -99,7 +113,28 @@ class ModelRunner:
         tokens, _ = self._sampler.sample(
             self._program.logits(0, len(chunks)), samples.rows, slots=samples.slots, positions=samples.positions
         )
+        if self._eager is not None and self.drafting is None:
+            self._begin_next(self._eager, tokens)
         return tuple([SequenceOutput(chunk.seq_id, (token,)) for chunk, token in zip(chunks, tokens)])
+
+    def _begin_next(self, program: EagerProgram, tokens: list[int]) -> None:
+        layout = self._builder.guess(tokens)
+        if layout is None:
+            return
+        self._is_begun = program.begin(layout.inputs)
+        if not self._is_begun:  # nor will it ever: it has one thread, say
+            self._builder.take_back()
+            self._eager = None
+
+    def _confirm(self, chunks: tuple[Chunk, ...]) -> StepLayout | None:
+        """What was begun, if it is the step of these chunks; else it is dropped."""
+        self._is_begun = False
+        assert self._eager is not None, "only an eager program begins a step"
+        layout = self._builder.confirm(chunks)
+        if layout is None:
+            self._eager.drop()
+            self._builder.take_back()
+        return layout
 
     def _grammar_bits(self, chunks: tuple[Chunk, ...], layout: StepLayout) -> list[Bits | None]:
         """For each row that samples, the tokens that its grammar allows; empty if no sequence here has one."""

@@ -28,6 +28,8 @@ class Row:
     reports: bool = False  # whether log-probabilities of its tokens are wanted
     cursor: Cursor | Guide | None = None  # where it is in its grammar, and in what else bounds its next token
     num_blocks: int = 0
+    last_token_ids: tuple[int, ...] = ()  # tokens that may end it
+    max_len: int | None = None  # tokens at which it ends, if it is known here
     pool: Pool | None = None
 
 
@@ -91,6 +93,8 @@ class RowTable:
             num_prompt_logprobs=admission.params.prompt_logprobs or 0,
             penalised=state.penalised,
             reports=state.num_logprobs is not None,
+            last_token_ids=admission.eos_token_ids + admission.stop_token_ids,
+            max_len=_max_len(admission),
             pool=None if admission.pooling is None else Pool(admission.pooling),
         )
         if admission.params.guided:
@@ -134,3 +138,8 @@ class RowTable:
         capacity = len(self.block_tables)
         self.block_tables = np.concatenate([self.block_tables, np.zeros_like(self.block_tables)])
         self._free = list(reversed(range(capacity, 2 * capacity)))
+
+
+def _max_len(admission: Admission) -> int | None:
+    most = admission.params.max_tokens
+    return None if most is None else len(admission.prompt_token_ids) + most
