@@ -120,3 +120,19 @@ def test_smp_08_prompts_sharing_a_seed_draw_independently(backend, count):
     keys = [derive_noise_key(42, 0, [prompt]) for prompt in range(count)]
     tokens = draw(np.zeros(10), SamplingParams(), keys=keys, positions=[1] * count, backend=backend)
     assert chi_square(tokens, np.full(10, 0.1)) < CHI_SQUARE_999[9]
+
+
+def test_logits_that_are_no_numbers_are_said_once(backend, caplog):
+    greedy = SamplingParams(temperature=0)
+    for logits in ([5, 0, -np.inf], [np.nan, 1, 2], [np.inf, 1, 2], [-np.inf, 1, 0]):
+        draw(logits, greedy, keys=[1], positions=[3], backend=backend)
+    assert caplog.messages == []
+    for broken in (np.nan, -np.inf):
+        sampler = make_sampler(limit=3, backend=backend)
+        sampler.states.admit(0, Admission(0, (1,), greedy, (), (), 7))
+        zero, logits = np.zeros(1, dtype=np.int32), np.full((1, 3), broken, np.float32)
+        for _ in range(3):
+            assert sampler.sample(logits, zero, slots=zero, positions=zero)[0] == [0]
+        [said] = caplog.messages
+        assert said.startswith("the model's logits are not numbers") and "--dtype float32" in said
+        caplog.clear()

@@ -5,6 +5,7 @@ drafts one row for each draft too. The native implementation is used where our l
 give the same tokens. This module must not know models, requests or the scheduler.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from mini_vllm.sampling.native import Team
 
 Int32Array = npt.NDArray[np.int32]
+
+logger = logging.getLogger(__name__)
 
 
 class SamplerBackend(Protocol):
@@ -98,6 +101,7 @@ class Sampler:
         self.backend = backend
         self.limit = limit
         self.states = SamplingStates(limit=limit)
+        self._has_warned = False  # of logits that are not numbers
 
     def sample(
         self,
@@ -116,6 +120,8 @@ class Sampler:
         for sequences that did not ask. Leaves states and logits alone.
         """
         tokens = self.backend.choose(logits, rows, self.states, slots, positions, grammars=grammars)
+        if 0 in tokens and not self._has_warned:  # which is also what a row gives that has no logit at all
+            self._warn_of_no_numbers(logits[rows[tokens.index(0)]])
         for i, guessed in enumerate(drafts):
             state = self.states[int(slots[i])]
             if guessed and state.penalised:
@@ -130,6 +136,14 @@ class Sampler:
             for i, report in zip(asked, scores):
                 reports[i] = report
         return tokens, reports
+
+    def _warn_of_no_numbers(self, row: Float32Array) -> None:
+        if not np.isfinite(row[0]) and not np.isfinite(row).any():
+            self._has_warned = True
+            logger.warning(
+                "the model's logits are not numbers, so its output means nothing: its weights are broken (get the "
+                "files again), or too large for their number format (try --dtype float32)"
+            )
 
     def score(
         self, logits: Float32Array, rows: Int32Array, token_ids: Sequence[int], counts: Sequence[int]
