@@ -28,6 +28,8 @@ static MV_INLINE U widen_half(H v) {
 
 struct F32 {
   typedef float Element;
+  static constexpr bool HAS_VECTOR_NARROW = true;
+  static MV_INLINE F narrow(F x) { return x; }
   static MV_INLINE F widen(const float *p) { return load(p); }
   static MV_INLINE float narrow(float x) { return x; }
   static MV_INLINE float widen1(float x) { return x; }
@@ -35,6 +37,7 @@ struct F32 {
 
 struct BF16 {
   typedef uint16_t Element;
+  static constexpr bool HAS_VECTOR_NARROW = true;
   static MV_INLINE F widen(const uint16_t *p) {
     return (F)(widen_half(load_half(p)) << 16);
   }
@@ -82,6 +85,7 @@ struct RoundedRow {
 
 struct F16 {
   typedef uint16_t Element;
+  static constexpr bool HAS_VECTOR_NARROW = false;
   static MV_INLINE F widen(const uint16_t *p) {
 #if defined(__AVX512F__)
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));

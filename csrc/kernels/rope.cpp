@@ -23,19 +23,46 @@ void rotate(const float *__restrict x, const float *__restrict cos, const float 
   for (int i = 2 * half; i < head_dim; i++) y[i] = x[i];
 }
 
+template <typename Format>
+MV_INLINE void narrow_row(const float *x, int n, typename Format::Element *out) {
+  int i = 0;
+  if constexpr (Format::HAS_VECTOR_NARROW) {
+    for (; i + W <= n; i += W) {
+      auto narrow = Format::narrow(load(x + i));
+      memcpy(out + i, &narrow, sizeof narrow);
+    }
+  }
+  for (; i < n; i++) out[i] = Format::narrow(x[i]);
+}
+
+// A row of V: every P-th number from `to` on. What lies between belongs to another token, and maybe to another thread.
+template <int P, typename Element>
+MV_INLINE void write_values(const Element *row, int n, Element *to) {
+#if defined(__AVX512BW__)
+  if constexpr (P == 2 && sizeof(Element) == 2) {
+    for (int i = 0; i < n; i += 16) {
+      __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(row + i)));
+      _mm512_mask_storeu_epi16(to + i * P, 0x55555555, words);
+    }
+    return;
+  }
+#endif
+  for (int i = 0; i < n; i++) to[i * P] = row[i];
+}
+
 template <typename Format, int P>
 void write_key_value(const mv_op &op, const LayerTiles &s, int head, int32_t slot, const float *k, const float *v) {
   typedef typename Format::Element Element;
   const int d = op.head_dim, padded = padded_dim(d);
-  const int64_t offset = s.offset_of(slot);
+  const int64_t offset = s.offset_of(slot), step = int64_t(s.block_size) * P;
   char *tile = s.tile(s.block_of(slot), head);
-  Element *keys = (Element *)tile, *values = (Element *)(tile + s.keys), row[MAX_HEAD_DIM + P];
-  for (int i = 0; i < d; i++) row[i] = Format::narrow(k[i]);
+  Element *keys = (Element *)tile + offset * P, *values = (Element *)(tile + s.keys), row[MAX_HEAD_DIM + 16];
+  narrow_row<Format>(k, d, row);
   row[d] = 0;  // completes a pair
-  for (int i = 0; i < d; i += P) memcpy(keys + key_index<P>(i, offset, s.block_size), row + i, P * sizeof(Element));
-  for (int i = 0; i < d; i++) row[i] = Format::narrow(v[i]);
+  for (int i = 0; i < d; i += P, keys += step) memcpy(keys, row + i, P * sizeof(Element));
+  narrow_row<Format>(v, d, row);
   for (int i = d; i < padded; i++) row[i] = 0;
-  for (int i = 0; i < padded; i++) values[value_index<P>(offset, i, padded)] = row[i];
+  write_values<P>(row, padded, values + value_index<P>(offset, 0, padded));
 }
 
 // int8 codes x / scale with scale = max |x| / 127 of the head. Returns the scale.
