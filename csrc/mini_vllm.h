@@ -16,8 +16,8 @@
 extern "C" {
 #endif
 
-// Changes whenever a struct or a signature below does; the Python binding refuses another number.
-#define MV_ABI_VERSION 7
+// Changes whenever a struct, a signature or what they mean does; the Python binding refuses another number.
+#define MV_ABI_VERSION 8
 
 enum mv_format { MV_F32 = 0, MV_F16 = 1, MV_BF16 = 2, MV_Q8_0 = 3, MV_Q4_0 = 4, MV_Q4_1 = 5,
                  MV_Q5_0 = 6, MV_Q5_1 = 7, MV_Q2_K = 8, MV_Q3_K = 9, MV_Q4_K = 10, MV_Q5_K = 11, MV_Q6_K = 12,
@@ -73,8 +73,9 @@ typedef struct mv_op {
   int32_t width;     // columns of out
   int32_t layer, num_heads, num_kv_heads, head_dim, window;
   int32_t rope_dims;  // rotated dimensions of a head, even; 0 = none
-  int32_t out_format;  // MV_F32, or MV_BF16: out holds bfloat16, as products with bfloat16 weights take it; width is even
-                       // then, and the op is MV_RMS_NORM, MV_ATTEND or MV_LINEAR_SILU_MUL
+  int32_t out_format;  // MV_F32, or the format of the weights that out is multiplied by, to hold what MV_QUANTIZE would make
+                       // of it for them: MV_BF16 (MV_RMS_NORM, MV_ATTEND, MV_LINEAR_SILU_MUL; width is even), or a quantised
+                       // one (MV_RMS_NORM, MV_ATTEND, MV_SILU_MUL; width, and attention's head_dim, are multiples of 32)
   float eps, scale, softcap;
   const float *x, *y;
   float *out;

@@ -52,8 +52,12 @@ int32_t check_sequence(const mv_step &s, const Bounds &b, int32_t r) {
   return MV_OK;
 }
 
+// Numbers that fill what they are rounded to: pairs of bfloat16, or groups of 32 in int8.
 bool can_round(const mv_op &op) {
-  return op.width % 2 == 0 && (op.kind == MV_RMS_NORM || op.kind == MV_ATTEND || op.kind == MV_LINEAR_SILU_MUL);
+  if (op.kind != MV_RMS_NORM && op.kind != MV_ATTEND && op.kind != MV_SILU_MUL && op.kind != MV_LINEAR_SILU_MUL) return false;
+  if (op.out_format == MV_BF16) return op.width % 2 == 0 && op.kind != MV_SILU_MUL;
+  return op.out_format >= MV_Q8_0 && op.out_format < MV_NUM_FORMATS && op.width % 32 == 0 &&
+         op.kind != MV_LINEAR_SILU_MUL && (op.kind != MV_ATTEND || op.head_dim % 32 == 0);
 }
 
 // Gate and up fill whole panels of 16 rows, in float32, float16 or bfloat16, and nothing else happens to the sums.
@@ -65,7 +69,7 @@ bool can_gate(const mv_op &op) {
 // What kernels take for granted of an op.
 bool can_run(const mv_op &op, const mv_store &s) {
   if (op.kind < 0 || op.kind >= MV_NUM_OPS) return false;
-  if (op.out_format != MV_F32 && !(op.out_format == MV_BF16 && can_round(op))) return false;
+  if (op.out_format != MV_F32 && !can_round(op)) return false;
   if (op.kind == MV_LINEAR_SILU_MUL && !can_gate(op)) return false;
   if (op.kind != MV_ROPE_STORE && op.kind != MV_ATTEND) return true;
   return op.layer >= 0 && op.layer < s.num_layers && op.num_kv_heads == s.num_kv_heads && op.num_kv_heads > 0 &&

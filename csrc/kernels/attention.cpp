@@ -20,6 +20,7 @@
 // result depends on its own position and history alone: keys after it are never accumulated, only scored and dropped.
 #include "kernels/attention_span.h"
 #include "kernels/numeric.h"
+#include "kernels/quantize.h"
 
 namespace mv {
 namespace MV_ISA {
@@ -333,7 +334,29 @@ void write_rows_as(const Task &t, const State &s) {
     if (i < d) out.put_n(column + i, load(acc + i) * inverse, d - i);
   }
 }
+// In int8, a few rows at a time; heads are whole groups.
+void write_rows_int8(const Task &t, const State &s) {
+  const int d = t.op->head_dim, each = d / GROUP_COLUMNS;
+  alignas(64) float values[W * GROUP_COLUMNS];
+  Scattered to;
+  to.columns = t.op->width;
+  int count = 0;
+  for (int r = 0; r < t.num_rows; r++) {
+    const F inverse = set1(1.0f / sum_lanes(load(s.l + r * W)));
+    for (int g = 0; g < each; g++) {
+      const float *acc = s.acc + r * t.padded + g * GROUP_COLUMNS;
+      MV_UNROLL for (int i = 0; i < GROUP_COLUMNS; i += W)
+        store(values + count * GROUP_COLUMNS + i, load(acc + i) * inverse);
+      to.row[count] = t.op->out + (t.tile.first_row + r / t.group) * t.op->out_stride;
+      to.column[count++] = (t.head * t.group + r % t.group) * d + g * GROUP_COLUMNS;
+      if (count < W && (r + 1 < t.num_rows || g + 1 < each)) continue;
+      quantize_groups(values, count, t.op->out_format, to);
+      count = 0;
+    }
+  }
+}
 void write_rows(const Task &t, const State &s) {
+  if (is_quantized(t.op->out_format)) return write_rows_int8(t, s);
   t.op->out_format == MV_BF16 ? write_rows_as<RoundedRow>(t, s) : write_rows_as<FloatRow>(t, s);
 }
 

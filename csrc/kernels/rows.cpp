@@ -3,6 +3,7 @@
 #include "kernels/kernels.h"
 #include "kernels/numeric.h"
 #include "kernels/panels.h"
+#include "kernels/quantize.h"
 
 namespace mv {
 namespace MV_ISA {
@@ -20,6 +21,17 @@ MV_INLINE void map2(const float *x, const float *y, Row out, int n, Function fun
   int i = 0;
   for (; i + W <= n; i += W) out.put(i, function(load(x + i), load(y + i)));
   if (i < n) out.put_n(i, function(load_n(x + i, n - i), load_n(y + i, n - i)), n - i);
+}
+
+// The same for a row of op.width numbers, whole groups of int8, a few groups at a time.
+template <typename Function>
+MV_INLINE void map2_int8(const mv_op &op, const float *x, const float *y, float *out, Function function) {
+  alignas(64) float part[W * GROUP_COLUMNS];
+  for (int i = 0; i < op.width; i += W * GROUP_COLUMNS) {
+    const int n = min32(W * GROUP_COLUMNS, op.width - i);
+    for (int j = 0; j < n; j += W) store(part + j, function(load(x + i + j), load(y + i + j)));
+    quantize_groups(part, n / GROUP_COLUMNS, op.out_format, Neighbours{Int8Row(out, op.width), i});
+  }
 }
 
 // Row `row` of a packed matrix, times scale.
@@ -123,16 +135,27 @@ float sum(const float *x, int n) {
 }
 
 // x / sqrt(mean(x^2) + eps) * weight
+float inverse_rms(const float *x, float eps, int n) {
+  return 1.0f / __builtin_sqrtf(sum_of_squares(x, n, 0.0f) / float(n) + eps);
+}
 template <typename Row>
 void rms_norm_row(const float *x, const float *weight, float eps, int n, Row out) {
-  float inverse = 1.0f / __builtin_sqrtf(sum_of_squares(x, n, 0.0f) / float(n) + eps);
+  const float inverse = inverse_rms(x, eps, n);
   map2(x, weight, out, n, [inverse](F a, F w) { return a * inverse * w; });
 }
+void rms_norm_int8(const mv_op &op, const float *x, float *out) {
+  const float inverse = inverse_rms(x, op.eps, op.width);
+  map2_int8(op, x, op.vector0, out, [inverse](F a, F w) { return a * inverse * w; });
+}
 void rms_norm(const mv_op &op, const StepView &, int64_t begin, int64_t end, char *) {
+  // Read once a step, so far from the caches, and only after the row: asked for meanwhile.
+  for (int i = 0; i < op.width; i += 16) __builtin_prefetch(op.vector0 + i);
   for (int64_t t = begin; t < end; t++) {
     const float *x = op.x + t * op.x_stride;
     float *out = op.out + t * op.out_stride;
-    if (op.out_format == MV_BF16) {
+    if (is_quantized(op.out_format)) {
+      rms_norm_int8(op, x, out);
+    } else if (op.out_format == MV_BF16) {
       rms_norm_row(x, op.vector0, op.eps, op.width, RoundedRow(out));
     } else {
       rms_norm_row(x, op.vector0, op.eps, op.width, FloatRow(out));
@@ -169,7 +192,10 @@ void qk_norm(const mv_op &op, const StepView &, int64_t begin, int64_t end, char
 void silu_mul(const mv_op &op, const StepView &, int64_t begin, int64_t end, char *) {
   for (int64_t t = begin; t < end; t++) {
     const float *x = op.x + t * op.x_stride;
-    map2(x, x + op.width, FloatRow(op.out + t * op.out_stride), op.width, [](F g, F u) { return silu(g) * u; });
+    float *out = op.out + t * op.out_stride;
+    auto gated = [](F g, F u) { return silu(g) * u; };
+    is_quantized(op.out_format) ? map2_int8(op, x, x + op.width, out, gated)
+                                : map2(x, x + op.width, FloatRow(out), op.width, gated);
   }
 }
 void gelu_mul(const mv_op &op, const StepView &, int64_t begin, int64_t end, char *) {

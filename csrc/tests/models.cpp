@@ -21,8 +21,8 @@ ModelShape random_shape(Random &random) {
   s.head_dim = unit > 1 ? unit : 4 * random.between(1, 6);
   s.hidden = unit > 1 ? unit * random.between(1, 3) : random.between(5, 90);
   s.intermediate = unit > 1 ? unit * random.between(1, 4) : random.between(5, 130);
-  s.fused = unit == 1 && !s.gpt2 && random.below(2);
-  if (s.fused) s.intermediate = 16 * random.between(1, 8);
+  s.fused = !s.gpt2 && random.below(2);
+  if (s.fused && unit == 1) s.intermediate = 16 * random.between(1, 8);
   s.vocab = random.between(20, 120);
   s.window = random.below(3) ? 0 : random.between(1, 50);
   s.softcap = random.below(3) ? 0 : 10;
@@ -65,8 +65,8 @@ Model::Model(const Weights &weights, const char *isa, const TeamHandle &team, co
       logits{},
       random_(11),
       gpt2_(weights.shape.gpt2),
-      fused_(weights.shape.fused),
-      rounds_(fused_ && weights.shape.format == MV_BF16) {
+      gates_(weights.shape.fused && weights.shape.format <= MV_BF16),
+      rounded_(weights.shape.fused && weights.shape.format >= MV_BF16 ? weights.shape.format : MV_F32) {
   Activation x = program.embed(*weights.embedding, gpt2_ ? 1.0f : 1.5f);
   if (gpt2_) x = program.add(x, program.embed_positions(*weights.positions));
   for (int i = 0; i < weights.shape.layers; i++) x = layer(weights, i, x);
@@ -82,7 +82,9 @@ Activation Model::norm(const Activation &x) {
                : program.rms_norm(x, weight, 1e-5f);
 }
 
-Activation Model::factor(const Activation &x) { return rounds_ && x.width % 2 == 0 ? program.round(x) : x; }
+Activation Model::factor(const Activation &x) {
+  return rounded_ != MV_F32 && x.width % 2 == 0 ? program.round(x, rounded_) : x;
+}
 
 Activation Model::layer(const Weights &weights, int index, const Activation &x) {
   const ModelShape &s = weights.shape;
@@ -97,9 +99,9 @@ Activation Model::layer(const Weights &weights, int index, const Activation &x) 
   const float *sin = reinterpret_cast<const float *>(weights.sin.data());
   Activation mixed = factor(program.attend(program.rope_store(qkv, cos, sin, heads), heads));
   Activation y = program.linear(mixed, *w.out, &x, 0);
-  if (fused_) return program.linear(factor(program.linear_silu_mul(factor(norm(y)), *w.up)), *w.down, &y, 0);
-  Activation up = program.activate(s.gpt2 ? MV_GELU : MV_SILU_MUL, program.linear(norm(y), *w.up, nullptr, 0));
-  return program.linear(up, *w.down, &y, 0);
+  if (gates_) return program.linear(factor(program.linear_silu_mul(factor(norm(y)), *w.up)), *w.down, &y, 0);
+  Activation up = program.activate(s.gpt2 ? MV_GELU : MV_SILU_MUL, program.linear(factor(norm(y)), *w.up, nullptr, 0));
+  return program.linear(factor(up), *w.down, &y, 0);
 }
 
 }  // namespace mvt

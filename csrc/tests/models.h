@@ -14,7 +14,7 @@ struct ModelShape {
   bool qk_norm;
   int format, store_format, layers, hidden, num_heads, num_kv_heads, head_dim, intermediate, vocab, window;
   float softcap;  // of the logits
-  bool fused;     // silu in the product before it, and roundings to bfloat16 in the op before them
+  bool fused;     // silu in the product before it where it can be, and roundings in the op before them
 };
 
 ModelShape random_shape(Random &random);
@@ -51,7 +51,8 @@ class Model {
   Activation norm(const Activation &x);
   Activation factor(const Activation &x);
   Random random_;
-  bool gpt2_, fused_, rounds_;
+  bool gpt2_, gates_;
+  int32_t rounded_;  // the format that ops round for by themselves
 };
 
 }  // namespace mvt

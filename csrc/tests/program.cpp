@@ -121,15 +121,15 @@ Activation Program::qk_norm(const Activation &x, const float *q_weight, const fl
 
 Activation Program::factor(const Activation &x, const Matrix &weight) {
   const Format &format = weight.format();
-  if (x.format == MV_BF16 || !(format.int8_inputs || format.id == MV_BF16)) return x;
+  if (x.format != MV_F32 || !(format.int8_inputs || format.id == MV_BF16)) return x;
   Activation rounded = make(format.int8_inputs ? x.width / 32 * 10 : (x.width + 1) / 2, x.row_kind);
   mv_op o = op(MV_QUANTIZE, x, rounded);
   o.weight = weight.get();
   return push(o, rounded);
 }
 
-Activation Program::round(Activation x) {
-  (in_head_ ? head_ops_ : ops_).back().out_format = x.format = MV_BF16;
+Activation Program::round(Activation x, int32_t format) {
+  (in_head_ ? head_ops_ : ops_).back().out_format = x.format = format;
   return outputs_.back() = x;
 }
 

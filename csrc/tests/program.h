@@ -43,9 +43,9 @@ struct Activation {
   int width;
   int32_t row_kind;
   int index;  // of its buffer
-  int32_t format = MV_F32;  // or MV_BF16, two numbers to a word
+  int32_t format = MV_F32;  // or that of the weights which it is rounded for
 
-  int words() const { return format == MV_BF16 ? width / 2 : width; }
+  int words() const { return format == MV_F32 ? width : format == MV_BF16 ? width / 2 : width / 32 * 10; }
 };
 
 class Program {
@@ -66,8 +66,8 @@ class Program {
   // With the rounding that the format wants before it; `residual` may be null.
   Activation linear(const Activation &x, const Matrix &weight, const Activation *residual, float softcap);
   Activation linear_silu_mul(const Activation &x, const Matrix &gate_up);
-  // What the last op made, x, is written in bfloat16 instead.
-  Activation round(Activation x);
+  // What the last op made, x, is written as products with weights in this format take it: bfloat16 or int8.
+  Activation round(Activation x, int32_t format);
   Activation rope_store(const Activation &qkv, const float *cos, const float *sin, const Heads &heads);
   Activation attend(const Activation &q, const Heads &heads);
   Activation activate(int32_t kind, const Activation &x);  // MV_SILU_MUL, MV_GELU_MUL or MV_GELU

@@ -91,13 +91,23 @@ double rounded_at(const float *row, int64_t i) {
   return value;
 }
 
+// Number i of a row of int8, and half of a step.
+Expected int8_at(const float *row, int width, int64_t i) {
+  const double scale = row[width / 4 + i / 32];
+  return {reinterpret_cast<const int8_t *>(row)[i] * scale, 0.5 * scale};
+}
+
 // A row of x as its product multiplies it.
 std::vector<double> inputs_of(const Run &run, const mv_op &op, int64_t row, const Matrix &weight) {
   const int K = weight.cols();
   const mv_op *quantizer = run.program.quantizer(op);
   const float *x = row_of(quantizer ? *quantizer : op, row);
-  if (weight.format().int8_inputs) return round_to_int8(x, K);
   std::vector<double> inputs;
+  if (weight.format().int8_inputs) {
+    if (quantizer) return round_to_int8(x, K);
+    for (int k = 0; k < K; k++) inputs.push_back(int8_at(x, K, k).value);
+    return inputs;
+  }
   for (int k = 0; k < K; k++) {
     if (weight.format().id != MV_BF16) inputs.push_back(x[k]);
     else inputs.push_back(quantizer ? round_to(MV_BF16, x[k]) : rounded_at(x, k));
@@ -327,9 +337,15 @@ bool check_op(const Run &run, const mv_op &op, int num_rows) {
     expect_row(run, op, row, expected);
     const float *out = op.out + row * op.out_stride;
     for (size_t i = 0; i < expected.size(); i++) {
-      const bool rounds = op.out_format == MV_BF16;
-      const double value = rounds ? rounded_at(out, int64_t(i)) : out[i];
-      if (rounds) expected[i].bound += (std::fabs(expected[i].value) + expected[i].bound) * 0x1p-8;
+      double value = out[i];
+      if (op.out_format == MV_BF16) {
+        value = rounded_at(out, int64_t(i));
+        expected[i].bound += (std::fabs(expected[i].value) + expected[i].bound) * 0x1p-8;
+      } else if (op.out_format != MV_F32) {
+        const Expected code = int8_at(out, op.width, int64_t(i));
+        value = code.value;
+        expected[i].bound += code.bound * 1.001;
+      }
       if (std::fabs(value - expected[i].value) <= expected[i].bound) continue;
       return fail(__FILE__, __LINE__, "%s: row %d column %zu is %.9g, not %.9g +- %.2g", op_name(op.kind), row, i,
                   value, expected[i].value, expected[i].bound);

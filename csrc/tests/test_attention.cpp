@@ -1,5 +1,6 @@
 // Rotation, the K/V store and attention: ragged batches against the reference, and the same bits however a batch is cut.
 #include <cmath>
+#include <cstring>
 #include <map>
 #include <utility>
 
@@ -150,6 +151,36 @@ MV_TEST(attention_over_a_long_history) {
     Heads windowed = heads(2, 1, 8);
     windowed.window = 300;
     check_ragged(context, {windowed, block_size, MV_F16, {}, 1}, {{900, 20}});
+  }
+}
+
+// Attention that rounds to int8 itself, in one part or several: the bits of MV_QUANTIZE after it.
+MV_TEST(attention_rounds_to_int8_as_quantize_does) {
+  for (int head_dim : {32, 64, 96, 544}) {
+    for (int format : {MV_Q8_0, MV_Q4_1, MV_Q6_K}) {
+      trying("heads of %d, for %s", head_dim, format_of(format).name);
+      const int width = 8 * head_dim;
+      Random random(context.seed);
+      const Batch batch(random, {300, 20, 1}, 16, 5);
+      const TeamHandle team(context.threads);
+      Store store(MV_BF16, 1, batch.num_blocks(), 16, 2, head_dim);
+      Program program(team, context.isa, store, {321, 3, 321, 5, POSITIONS});
+      const Heads heads = {0, 8, 2, head_dim, 0.1f, 0, 0, 0};
+      const Matrix weight(random, format_of(format), 20, width, false);
+      const Activation x = program.input(12 * head_dim), q = program.rope_store(x, nullptr, nullptr, heads);
+      const Activation apart = program.linear(program.attend(q, heads), weight, nullptr, 0);
+      const Activation joined = program.linear(program.round(program.attend(q, heads), format), weight, nullptr, 0);
+      if (!MV_CHECK(program.finish())) return;
+      for (int row = 0; row < 321; row++)
+        for (int i = 0; i < x.width; i++) x.data[row * x.stride + i] = float(random.normal());
+      const std::vector<std::vector<Part>> steps = {{{0, 0, 299}, {1, 0, 19}}, {{0, 299, 300}, {1, 19, 20}, {2, 0, 1}}};
+      for (const std::vector<Part> &parts : steps) {
+        const Step step = batch.step(parts);
+        MV_CHECK_EQUAL(program.run(step), MV_OK);
+        for (int row = 0; row < step.num_tokens(); row++)
+          MV_CHECK(!std::memcmp(apart.data + row * apart.stride, joined.data + row * joined.stride, 20 * sizeof(float)));
+      }
+    }
   }
 }
 

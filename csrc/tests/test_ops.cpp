@@ -117,7 +117,7 @@ MV_TEST(products_with_a_gate) {
       const Activation apart = p.activate(MV_SILU_MUL, p.linear(whole, gate_up, nullptr, 0));
       const Activation joined = p.linear_silu_mul(whole, gate_up);
       Activation rounded = joined;
-      if (format.id == MV_BF16) rounded = p.round(p.linear_silu_mul(whole, gate_up));
+      if (format.id == MV_BF16) rounded = p.round(p.linear_silu_mul(whole, gate_up), MV_BF16);
       bench.check();
       for (int r = 0; r < rows; r++) {
         for (int i = 0; i < 80; i++) {
@@ -132,6 +132,38 @@ MV_TEST(products_with_a_gate) {
           if (!MV_CHECK_EQUAL(double(narrow), round_to(MV_BF16, value))) return;
         }
       }
+    }
+  }
+}
+
+// Norms and SiLU that round to int8 themselves: the bits of the same op with MV_QUANTIZE after it.
+MV_TEST(ops_round_to_int8_as_quantize_does) {
+  for (const Format &format : formats()) {
+    if (!format.int8_inputs) continue;
+    for (int cols : {columns_of(format), 18 * columns_of(format)}) {
+      trying("%s, %d columns", format.name, cols);
+      Bench bench(context, 21);
+      Program &p = bench.program;
+      const Matrix weight(bench.random, format, 20, cols, false);
+      const Activation x = bench.input(2 * cols, 3), y = bench.input(cols);
+      for (int i = 0; i < cols; i++) y.data[4 * y.stride + i] = i < 40 ? 0 : 1e-3f;  // a group of zeros
+      const float *norm_weight = p.vector(bench.random, cols, 1);
+      Activation products[2][2];
+      for (bool joined : {false, true}) {
+        for (bool norm : {false, true}) {
+          Activation made = norm ? p.rms_norm(y, norm_weight, 1e-5f) : p.activate(MV_SILU_MUL, x);
+          if (joined) made = p.round(made, format.id);
+          products[joined][norm] = p.linear(made, weight, nullptr, 0);
+        }
+      }
+      bench.check();
+      x.data[6 * x.stride + 3] = y.data[6 * y.stride + 3] = NAN;
+      x.data[7 * x.stride + 33] = y.data[7 * y.stride + 33] = INFINITY;
+      MV_CHECK_EQUAL(p.run(bench.batch.step({{0, 0, 10}, {1, 0, 11}})), MV_OK);
+      for (int r = 0; r < 21; r++)
+        for (bool norm : {false, true})
+          MV_CHECK(!std::memcmp(products[0][norm].data + r * products[0][norm].stride,
+                                products[1][norm].data + r * products[1][norm].stride, 20 * sizeof(float)));
     }
   }
 }

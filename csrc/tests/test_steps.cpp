@@ -132,6 +132,22 @@ MV_TEST(programs_that_cannot_run_are_refused) {
     program.rope_store(program.input(3 * 4), nullptr, nullptr, heads);
     MV_CHECK(!program.finish());
   }
+  for (int width : {32, 33}) {
+    for (int format : {MV_Q8_0, MV_Q4_K, MV_NUM_FORMATS, MV_F16}) {
+      trying("a norm of %d numbers rounded for format %d", width, format);
+      Program program(team, context.isa, store, limits);
+      program.round(program.rms_norm(program.input(width), program.vector(random, width, 1), 1e-5f), format);
+      MV_CHECK_EQUAL(program.finish(), width == 32 && format != MV_NUM_FORMATS && format != MV_F16);
+    }
+  }
+  for (int head_dim : {16, 32}) {
+    trying("attention of heads of %d rounded to int8", head_dim);
+    Store own(MV_F32, 1, 2, 4, 2, head_dim);
+    Program program(team, context.isa, own, limits);
+    const Heads heads = {0, 2, 2, head_dim, 1, 0, 0, 0};
+    program.round(program.attend(program.input(2 * head_dim), heads), MV_Q8_0);
+    MV_CHECK_EQUAL(program.finish(), head_dim == 32);
+  }
 }
 
 // An index that 32 bits cannot hold: elements of a store, and of a matrix.

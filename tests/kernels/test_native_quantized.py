@@ -6,7 +6,9 @@ from kernels.native_cases import ISAS, OneOp, host
 
 from mini_vllm.kernels.native import NativeDevice
 from mini_vllm.kernels.native_abi import OpKind
+from mini_vllm.kernels.native_fuse import fuse
 from mini_vllm.kernels.native_record import RecordingOps, step_context
+from mini_vllm.kernels.table import AttentionSpec
 from mini_vllm.kernels.tensors import FORMATS as BLOCKS
 from mini_vllm.kernels.tensors import HostTensor
 from mini_vllm.quantization import dequantize
@@ -176,3 +178,30 @@ def test_one_rounding_serves_all_products_of_a_format():
         ops.linear(x, weight)
     kinds = [i.kind for i in ops.instructions]
     assert kinds.count(OpKind.QUANTIZE) == 2 and kinds.count(OpKind.LINEAR) == 3
+
+
+@pytest.mark.parametrize("head_dim", [16, 64])
+def test_roundings_to_int8_join_the_ops_before_them(head_dim):
+    device = NativeDevice(threads=1)
+    square, wide = (random_blocks("q4_1", rows, 64)[0] for rows in (64, 192))
+    heads = 64 // head_dim
+    ops = RecordingOps()
+    context = step_context()
+    x = ops.embed(context.token_ids, device.embedding(square))
+    spec = AttentionSpec(0, heads, heads, head_dim, 1.0)
+    qkv = ops.linear(ops.rms_norm(x, np.ones(64, np.float32), 1e-5), device.linear([wide]))
+    mixed = ops.linear(ops.attend(ops.rope_store(qkv, None, context.positions, spec), spec), device.linear([square]))
+    ops.linear(ops.silu_mul(ops.linear(mixed, device.linear([square, square]))), device.linear([square]))
+    apart = [("ATTEND", ""), ("QUANTIZE", "")] if head_dim == 16 else [("ATTEND", "q4_1")]  # half a group, or two
+    assert [(i.kind.name, i.rounds) for i in fuse(ops.instructions)] == [
+        ("EMBED", ""),
+        ("RMS_NORM", "q4_1"),
+        ("LINEAR", ""),
+        ("ROPE_STORE", ""),
+        *apart,
+        ("LINEAR", ""),
+        ("QUANTIZE", ""),
+        ("LINEAR", ""),
+        ("SILU_MUL", "q4_1"),
+        ("LINEAR", ""),
+    ]

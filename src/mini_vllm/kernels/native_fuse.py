@@ -10,9 +10,11 @@ from dataclasses import replace
 from mini_vllm.kernels.native_abi import OpKind
 from mini_vllm.kernels.native_record import Activation, Instruction, inputs_of
 
-_ROUNDING = (OpKind.RMS_NORM, OpKind.ATTEND, OpKind.LINEAR_SILU_MUL)  # can write bfloat16 themselves
+_ROUNDING_TO_BF16 = (OpKind.RMS_NORM, OpKind.ATTEND, OpKind.LINEAR_SILU_MUL)  # by themselves
+_ROUNDING_TO_INT8 = (OpKind.RMS_NORM, OpKind.ATTEND, OpKind.SILU_MUL)
 _GATED_FORMATS = ("f32", "f16", "bf16")
 _PANEL = 16  # rows of a packed matrix that lie together
+_GROUP = 32  # numbers that share a scale in int8
 
 
 def fuse(instructions: list[Instruction]) -> list[Instruction]:
@@ -62,15 +64,23 @@ def fuse_gates(instructions: list[Instruction]) -> list[Instruction]:
 
 
 def fuse_roundings(instructions: list[Instruction]) -> list[Instruction]:
-    """What only a rounding to bfloat16 reads is written in bfloat16, where its op can."""
+    """What only a rounding reads is written as that rounds it, to bfloat16 or int8, where its op can."""
     fused: list[Instruction | None] = list(instructions)
     for made, position in _only_readers(instructions, OpKind.QUANTIZE):
         producer, rounding = instructions[made], instructions[position]
         assert rounding.weight is not None
-        if producer.kind in _ROUNDING and rounding.weight.format == "bf16" and producer.out.width % 2 == 0:
-            fused[made] = replace(producer, out=rounding.out, rounds=True)
+        if _can_round(producer, rounding.weight.format):
+            fused[made] = replace(producer, out=rounding.out, rounds=rounding.weight.format)
             fused[position] = None
     return [instruction for instruction in fused if instruction is not None]
+
+
+def _can_round(producer: Instruction, weight_format: str) -> bool:
+    """Whether the op rounds for weights in this format, and makes whole pairs, or groups within one head."""
+    if weight_format == "bf16":
+        return producer.kind in _ROUNDING_TO_BF16 and producer.out.width % 2 == 0
+    head_dim = producer.spec.head_dim if producer.kind == OpKind.ATTEND and producer.spec is not None else _GROUP
+    return producer.kind in _ROUNDING_TO_INT8 and head_dim % _GROUP == 0 and producer.out.width % _GROUP == 0
 
 
 def _only_readers(instructions: list[Instruction], kind: OpKind) -> Iterator[tuple[int, int]]:

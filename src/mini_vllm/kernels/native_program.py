@@ -258,8 +258,9 @@ def _assemble(
 
 def _fill(op: Op, instruction: Instruction) -> None:
     op.kind, op.row_kind, op.width = instruction.kind, instruction.out.rows, instruction.out.width
-    if instruction.rounds:  # two numbers to a word
-        op.width, op.out_format = 2 * op.width, FORMATS["bf16"]
+    if instruction.rounds:
+        op.out_format = FORMATS[instruction.rounds]
+        op.width = 2 * op.width if instruction.rounds == "bf16" else op.width // 10 * 32  # from words to numbers
     if instruction.kind == OpKind.LINEAR and instruction.weight is not None:
         op.width = instruction.weight.num_rows
         op.out += 4 * instruction.column

@@ -49,7 +49,7 @@ class Instruction:
     eps: float = 0.0
     scale: float = 1.0
     softcap: float = 0.0
-    rounds: bool = False  # out holds pairs of bfloat16, one to a word
+    rounds: str = ""  # the format of the weights that out is rounded for; "" = float32
 
 
 def step_context() -> ForwardContext:
