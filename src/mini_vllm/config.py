@@ -55,6 +55,9 @@ class ModelConfig:
         aliases=("--engine",),
     )
     threads: int | None = doc(None, "compute threads; default: physical cores allowed to this process", aliases=("-t",))
+    isa: str | None = doc(
+        None, "instruction set of our library: avx512, avx2, dotprod or portable; default: the best that runs here"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

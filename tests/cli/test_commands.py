@@ -8,6 +8,7 @@ from cli.tiny import CONTEXT, write_model
 from text.vocabularies import SMOLLM, byte_level
 
 from mini_vllm.cli.app import COMMANDS
+from mini_vllm.kernels.native_abi import bind_library
 
 FOOTER = re.compile(
     r"prompt tokens: (\d+)(?: \((\d+) cached\))? \| tokens: (\d+) \| TTFT: [\d.]+ s \| tok/s: [\d.]+ \| "
@@ -122,6 +123,8 @@ def test_generate_chat_applies_the_template(run, model) -> None:
         (["generate", "{model}", "x", "--threads", "0"], "threads is 0; it must be at least 1"),
         (["generate", "{model}", "x", "--threads", "1025"], "threads is 1025; at most 1024 make sense"),
         (["bench", "peers", "--threads", "0"], "threads is 0; it must be at least 1"),
+        (["generate", "{model}", "x", "--isa", "mmx"], "isa is 'mmx', which cannot run here; choose one of "),
+        (["inspect", "{model}", "--isa", ""], "isa is '', which cannot run here; choose one of "),
         (["batch", "{model}", "/nowhere.json"], "/nowhere.json cannot be read: No such file"),
         (["batch", "{model}", "-", "--format", "xml"], "format is 'xml'"),
         (["serve", "{model}", "--port", "99999"], "port is 99999"),
@@ -135,6 +138,12 @@ def test_bad_input_is_one_line_and_exit_code_2(run, model, arguments, says) -> N
     assert (ran.code, ran.out) == (2, "")
     assert says in ran.err
     assert ran.err.startswith("error: ") and ran.err.count("\n") == 1
+
+
+def test_a_flag_forces_the_instruction_set(run, model) -> None:
+    for name in bind_library().mv_isa_names().decode().split():
+        assert f"instruction_set {name}," in run("inspect", model, "--isa", name).out
+        assert run("generate", model, "x", "-n", 8, "--isa", name).code == 0
 
 
 def test_broken_files_are_one_line_and_exit_code_2(run, tmp_path) -> None:

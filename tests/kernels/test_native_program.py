@@ -280,8 +280,9 @@ def test_devices_by_name(monkeypatch):
     monkeypatch.setenv("MINI_VLLM_ISA", "portable")
     assert get_device("native", threads=1).describe()["instruction_set"] == "portable"
     monkeypatch.setenv("MINI_VLLM_ISA", "mmx")
-    with pytest.raises(ConfigError, match=r"'mmx' cannot run here; choose one of .*portable"):
+    with pytest.raises(ConfigError, match=r"isa is 'mmx', which cannot run here; choose one of .*portable"):
         get_device("native", threads=1)
+    assert get_device("native", threads=1, isa="portable").describe()["instruction_set"] == "portable"
 
 
 def test_what_the_kernels_cannot_hold_is_refused_with_a_remedy():

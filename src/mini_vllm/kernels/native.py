@@ -40,9 +40,11 @@ class NativeDevice:
     def __init__(self, *, threads: int | None = None, isa: str | None = None) -> None:
         self._library = bind_library()
         names = self._library.mv_isa_names().decode().split()
-        self.isa = isa or os.environ.get("MINI_VLLM_ISA") or names[0]
+        self.isa = (os.environ.get("MINI_VLLM_ISA") or names[0]) if isa is None else isa
         if self.isa not in (*names, "none"):
-            raise ConfigError(f"instruction set {self.isa!r} cannot run here; choose one of {', '.join(names)}")
+            raise ConfigError(
+                f"isa is {self.isa!r:.50}, which cannot run here; choose one of {', '.join(names)}", param="isa"
+            )
         count = default_threads() if threads is None else threads
         if not 1 <= count <= MAX_THREADS:
             raise ConfigError(f"threads is {count}; it must be from 1 to {MAX_THREADS}", param="threads")

@@ -17,8 +17,9 @@ def device_names() -> tuple[str, ...]:
     return tuple(_DEVICES)
 
 
-def get_device(name: str, *, threads: int | None = None, torch_device: str = "cpu") -> Device:
-    """The op table `name`: "native" on `threads` threads (None: `default_threads()`), or "torch" on `torch_device`.
+def get_device(name: str, *, threads: int | None = None, torch_device: str = "cpu", isa: str | None = None) -> Device:
+    """The op table `name`: "native" on `threads` threads (None: `default_threads()`) with the instruction set `isa`
+    (None: the best), or "torch" on `torch_device`.
 
     Raises ConfigError for another name, MissingDependencyError where the device is not installed.
     """
@@ -32,5 +33,6 @@ def get_device(name: str, *, threads: int | None = None, torch_device: str = "cp
             raise
         raise MissingDependencyError(f"device torch needs PyTorch: {INSTALL_TORCH}") from error
     factory = getattr(module, factory_name)
-    device: Device = factory(threads=threads, device=torch_device) if name == "torch" else factory(threads=threads)
+    options = {"device": torch_device} if name == "torch" else {"isa": isa}
+    device: Device = factory(threads=threads, **options)
     return device

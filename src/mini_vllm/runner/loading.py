@@ -242,7 +242,7 @@ def _load_native(config: EngineConfig, checkpoint: Checkpoint, executor: str) ->
     settings = config.model
     info = models.model_info(checkpoint.config)
     torch_device = "cpu" if settings.device == "auto" else settings.device
-    device = get_device(executor, threads=settings.threads, torch_device=torch_device)
+    device = get_device(executor, threads=settings.threads, torch_device=torch_device, isa=settings.isa)
     loaded = models.load_model(
         checkpoint, device, dtype=settings.dtype, max_model_len=settings.max_model_len or info.max_position
     )

@@ -196,7 +196,7 @@ def _device(config: EngineConfig, checkpoint: "Checkpoint") -> "tuple[Device | N
         if executor == "hf":
             return None, "hf (transformers' own modules)"
         chosen = "cpu" if config.model.device == "auto" else config.model.device
-        device = get_device(executor, threads=config.model.threads, torch_device=chosen)
+        device = get_device(executor, threads=config.model.threads, torch_device=chosen, isa=config.model.isa)
     except MissingDependencyError as error:
         return None, f"none: {error}"
     return device, ", ".join(f"{name} {value}" for name, value in device.describe().items())
