@@ -1,5 +1,3 @@
-import math
-
 import pytest
 
 from mini_vllm.bench.rows import Pair, Row, failed, hardest, row_of_pairs
@@ -45,8 +43,9 @@ def test_an_unknown_load_is_no_reason_to_leave_a_pair_out():
     assert (row.ratio, row.foreign) == (2.0, None)
 
 
-def test_a_peer_that_did_nothing_gives_an_infinite_ratio_not_an_exception():
-    assert row_of_pairs(EMPTY, [pair(1, 0)]).ratio == math.inf
+def test_a_peer_that_did_nothing_is_a_failed_row():
+    row = row_of_pairs(EMPTY, [pair(1, 0), pair(3, 1)])
+    assert (row.ours, row.ratio, row.error) == (2, None, "a measured rate is 0, so there is no ratio")
 
 
 def test_a_failed_row_has_an_error_no_ratio_and_our_figure_if_known():

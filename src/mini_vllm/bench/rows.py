@@ -3,6 +3,7 @@
 Must not know engines, processes or clocks.
 """
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -93,6 +94,8 @@ def row_of_pairs(row: Row, pairs: Sequence[Pair], *, lower_is_better: bool = Fal
     calm = [pair for pair in pairs if (pair.foreign or 0.0) <= DISTURBED]
     counted = calm or list(pairs)
     ratios = [_ratio(pair, lower_is_better) for pair in counted]
+    if not all(map(math.isfinite, ratios)):
+        return failed(row, "a measured rate is 0, so there is no ratio", ours=[pair.ours for pair in counted])
     foreign = [pair.foreign for pair in counted if pair.foreign is not None]
     return replace(
         row,
