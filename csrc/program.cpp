@@ -317,8 +317,8 @@ extern "C" int32_t mv_program_run(mv_program *program, const mv_step *step) {
 }
 
 extern "C" int32_t mv_program_begin(mv_program *program, const mv_step *step) {
-  if (program->team->threads() < 2 || !program->is_whole(*step)) return MV_OK;
   if (int32_t status = admit(*program, *step)) return status;
+  if (program->team->threads() < 2 || !program->is_whole(*step)) return MV_OK;
   try {
     program->begin_whole(*step);
   } catch (const std::bad_alloc &) {

@@ -242,6 +242,10 @@ int32_t Program::run(const Step &step) {
 int32_t Program::begin(const Step &step) {
   mv_program_end(program_, 0);
   poison();
+  return begin_instead(step);
+}
+
+int32_t Program::begin_instead(const Step &step) {
   auto exact = std::make_shared<ExactStep>(step);
   int32_t status = mv_program_begin(program_, &exact->view);
   begun_ = exact;

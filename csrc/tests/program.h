@@ -84,6 +84,8 @@ class Program {
   int32_t run(const Step &step);
   // The same in two calls. `end` is whether the step was done; `gaps_untouched` is then left to the caller.
   int32_t begin(const Step &step);
+  // In place of a step that is under way; outputs stay as they are.
+  int32_t begin_instead(const Step &step);
   bool end(bool keep);
   // The head alone, on hidden rows first … first + count.
   int32_t logits(int first, int count) { return mv_program_logits(program_, first, count); }

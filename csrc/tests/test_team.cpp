@@ -137,8 +137,14 @@ MV_TEST(steps_that_cannot_begin) {
   wrong.token_ids[3] = 40;
   MV_CHECK_EQUAL(model.program.begin(wrong), MV_BAD_TOKEN);
   MV_CHECK(!model.program.end(true));
-  MV_CHECK_EQUAL(model.program.begin(batch.step({{0, 0, 30}})), MV_OK);  // 30 outputs, room for 20
+  const Step large = batch.step({{0, 0, 30}});  // 30 outputs, room for 20
+  MV_CHECK_EQUAL(model.program.begin(large), MV_OK);
   MV_CHECK(!model.program.end(true));
+  for (const Step *after : {static_cast<const Step *>(&wrong), &large}) {  // nor does what was begun before it pass for it
+    MV_CHECK_EQUAL(model.program.begin(batch.step({{0, 0, 9}})), MV_OK);
+    MV_CHECK_EQUAL(model.program.begin_instead(*after), after == &wrong ? MV_BAD_TOKEN : MV_OK);
+    MV_CHECK(!model.program.end(true));
+  }
 }
 
 // The counter moves with every op, times go to the kinds that ran, and a plain split gives the same bits.

@@ -129,6 +129,7 @@ class NativeProgram:
 
     def begin(self, inputs: StepInputs) -> bool:
         """See `EagerProgram.begin`. Nothing begins on one thread, nor while ops are timed, which all threads share."""
+        self.drop()
         if self._team.threads < 2 or self._is_timed:
             return False
         if inputs is not self._inputs:
