@@ -31,9 +31,15 @@ struct StepView {
   int32_t rows[2];      // by enum mv_rows
 };
 
+// One thread as kernels see it.
+struct ThreadView {
+  char *scratch;     // memory of its own
+  const char *next;  // the weights that it most likely reads after the ones at hand, or NULL
+};
+
 struct Kernel {
   int64_t (*units)(const mv_op &op, const StepView &step);
-  void (*run)(const mv_op &op, const StepView &step, int64_t begin, int64_t end, char *scratch);
+  void (*run)(const mv_op &op, const StepView &step, int64_t begin, int64_t end, const ThreadView &thread);
   int64_t grain;  // the fewest units worth claiming at once; an op of no more is not worth sharing
   // Products only, else NULL: the weights that units begin … end read first, and how many bytes of them in a row.
   const char *(*stream)(const mv_op &op, int64_t begin, int64_t end, int64_t *bytes) = nullptr;

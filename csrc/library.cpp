@@ -63,7 +63,7 @@ const KernelTable &kernel_table_none() {
     while (!best->supported) best++;
     KernelTable none = best->table();
     for (Kernel &kernel : none.kernels) {
-      kernel.run = [](const mv_op &, const StepView &, int64_t, int64_t, char *) {};
+      kernel.run = [](const mv_op &, const StepView &, int64_t, int64_t, const ThreadView &) {};
       kernel.stream = nullptr;
     }
     return none;

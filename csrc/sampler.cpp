@@ -300,7 +300,7 @@ void run_call(mv_team *team, const Call &call) {
   static const KernelTable table = [] {
     KernelTable rows = {};
     rows.kernels[0].units = [](const mv_op &, const StepView &step) { return int64_t(step.in.num_seqs); };
-    rows.kernels[0].run = [](const mv_op &op, const StepView &, int64_t begin, int64_t end, char *) {
+    rows.kernels[0].run = [](const mv_op &op, const StepView &, int64_t begin, int64_t end, const ThreadView &) {
       reinterpret_cast<const Call *>(op.x)->run(begin, end);
     };
     rows.kernels[0].grain = 1;

@@ -16,6 +16,7 @@ constexpr int CHUNKS = 8;              // a thread's range is claimed in about t
 constexpr int64_t MAX_CHUNKS = 65535;  // that a claim can count
 constexpr int SPINS_IN_JOB = 4000;     // pauses before sleeping, some 50 to 100 microseconds
 constexpr int SPINS_BETWEEN = 20000;   // between steps, while the caller prepares the next one
+constexpr int64_t NO_UNIT = -1;
 constexpr int64_t AHEAD = 256 << 10;   // bytes of the next product that a waiting thread asks for; its cache holds more
 constexpr int LINES_PER_SPIN = 4;      // of 64 bytes
 
@@ -127,16 +128,24 @@ int64_t Team::claim_and_run(uint32_t phase, Range &range, int thread, bool own) 
     // Nothing of the op can change before this chunk is reported done.
     int64_t chunk = chunk_.load(std::memory_order_relaxed);
     int64_t begin = range.begin + (own ? first : last - 1) * chunk, end = std::min(range.end, begin + chunk);
-    run_units(begin, end, thread);
+    int64_t next = own ? end : begin - chunk;
+    run_units(begin, end, last - first > 1 ? next : NO_UNIT, thread);
     done += end - begin;
     seen = range.claim.load(std::memory_order_acquire);
   }
 }
 
-void Team::run_units(int64_t begin, int64_t end, int thread) {
+// next: the unit that the thread most likely does after these, or NO_UNIT if that belongs to another op.
+void Team::run_units(int64_t begin, int64_t end, int64_t next, int thread) {
   const mv_op &op = job_.ops[op_];
   const Kernel &kernel = job_.table->kernels[op.kind];
-  kernel.run(op, *job_.step, begin, end, job_.scratch + thread * job_.scratch_stride);
+  ThreadView view = {job_.scratch + thread * job_.scratch_stride, nullptr};
+  if (kernel.stream) {
+    int64_t bytes = 0;
+    view.next = next == NO_UNIT ? ranges_[size_t(thread)].ahead.load(std::memory_order_relaxed)
+                                : kernel.stream(op, next, next + 1, &bytes);
+  }
+  kernel.run(op, *job_.step, begin, end, view);
 }
 
 // Called by the one thread that finished an op, or by run(): no claim is outstanding.
@@ -161,7 +170,8 @@ int64_t Team::next_shared_op(int thread) {
     const Kernel &kernel = job_.table->kernels[job_.ops[op_].kind];
     int64_t units = kernel.units(job_.ops[op_], *job_.step);
     if (units > kernel.grain && threads() > 1) return units;
-    if (units > 0) run_units(0, units, thread);
+    if (kernel.stream) look_ahead();
+    if (units > 0) run_units(0, units, NO_UNIT, thread);
   }
 }
 

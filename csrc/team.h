@@ -79,7 +79,7 @@ class Team {
   void serve(int thread);
   void work(uint32_t phase, int thread);
   int64_t claim_and_run(uint32_t phase, Range &range, int thread, bool own);
-  void run_units(int64_t begin, int64_t end, int thread);
+  void run_units(int64_t begin, int64_t end, int64_t next, int thread);
   void advance(int thread);
   int64_t next_shared_op(int thread);
   void deal(uint32_t phase, int64_t units);

@@ -395,14 +395,14 @@ void attend_units_of(const mv_op &op, const StepView &step, int64_t begin, int64
   }
 }
 
-void attend(const mv_op &op, const StepView &step, int64_t begin, int64_t end, char *memory) {
-  if (step.store->format == MV_F32) attend_units_of<Singles<F32>>(op, step, begin, end, memory);
-  if (step.store->format == MV_F16) attend_units_of<Singles<F16>>(op, step, begin, end, memory);
-  if (step.store->format == MV_BF16) attend_units_of<Pairs>(op, step, begin, end, memory);
-  if (step.store->format == MV_STORE_Q8) attend_units_of<Codes>(op, step, begin, end, memory);
+void attend(const mv_op &op, const StepView &step, int64_t begin, int64_t end, const ThreadView &thread) {
+  if (step.store->format == MV_F32) attend_units_of<Singles<F32>>(op, step, begin, end, thread.scratch);
+  if (step.store->format == MV_F16) attend_units_of<Singles<F16>>(op, step, begin, end, thread.scratch);
+  if (step.store->format == MV_BF16) attend_units_of<Pairs>(op, step, begin, end, thread.scratch);
+  if (step.store->format == MV_STORE_Q8) attend_units_of<Codes>(op, step, begin, end, thread.scratch);
 }
 
-void combine(const mv_op &op, const StepView &step, int64_t begin, int64_t end, char *) {
+void combine(const mv_op &op, const StepView &step, int64_t begin, int64_t end, const ThreadView &) {
   for (int64_t unit = begin; unit < end; unit++) {
     Task t(op, step, unit);
     Tree tree(t, nullptr);

@@ -20,7 +20,7 @@ namespace mv {
 namespace MV_ISA {
 namespace {
 
-constexpr int PREFETCH = 1024;  // bytes ahead
+constexpr int PREFETCH = 1024;  // bytes ahead where panels are abreast
 
 // W small integers as floats.
 template <typename Byte>
@@ -66,6 +66,7 @@ template <int32_t FORMAT>
 struct KQuantized {
   static constexpr bool ONE_PANEL_AT_ONE_ROW = W == 16;
   static constexpr KLayout L = k_layout(FORMAT);
+  static constexpr int64_t PIECE = 64, LINES = L.bytes() / PIECE;  // of a super-block
   static constexpr int PARTS = 32 / L.group;  // weight groups in a group of activations
 #if defined(__AVX512F__)
   static constexpr int ROWS_4 = 1, ROWS_2 = 4, ROWS_1 = 6;
@@ -130,18 +131,25 @@ struct KQuantized {
     const int64_t stride = panel_bytes(FORMAT, K);
     const char *panel = (const char *)op.weight->data + tile.panel * stride;
     const Rows rows = {(const char *)(op.x + tile.row * op.x_stride), op.x_stride * 4, K};
+    constexpr bool ALONE = ONE_PANEL_AT_ONE_ROW && MR * NP == 1;
+    Stream stream = ALONE && tile.stream ? *tile.stream : Stream(panel, stride, nullptr, PIECE);
     F acc[MR][NP * V];
     MV_UNROLL for (int m = 0; m < MR; m++) {
       MV_UNROLL for (int v = 0; v < NP * V; v++) acc[m][v] = zero();
     }
     for (int g = 0; g < K / 32; g++) {
       const char *super = panel + g / 8 * L.bytes();
-      MV_UNROLL for (int p = 0; p < NP; p++) {
-        for (int64_t i = 0; i < L.bytes() / 8; i += 64)
-          __builtin_prefetch(super + p * stride + g % 8 * (L.bytes() / 8) + i + PREFETCH);
+      if (ALONE) {
+        for (int64_t i = g % 8 * LINES / 8; i < (g % 8 + 1) * LINES / 8; i++) stream.ask(0, PIECE), stream.next_piece();
+      } else {
+        MV_UNROLL for (int p = 0; p < NP; p++) {
+          for (int64_t i = 0; i < L.bytes() / 8; i += 64)
+            __builtin_prefetch(super + p * stride + g % 8 * (L.bytes() / 8) + i + PREFETCH);
+        }
       }
       MV_UNROLL for (int h = 0; h < PARTS; h++) add_part<MR, NP>(acc, super, stride, rows, g, h);
     }
+    if (ALONE && tile.stream) *tile.stream = stream;
     MV_UNROLL for (int m = 0; m < MR; m++) {
       MV_UNROLL for (int v = 0; v < NP * V; v++) finish(op, tile.row + m, tile.panel * PANEL + v * W, acc[m][v]);
     }
@@ -150,13 +158,13 @@ struct KQuantized {
 
 }  // namespace
 
-void multiply_k_quantized(const mv_op &op, int64_t num_rows, int64_t begin, int64_t end) {
+void multiply_k_quantized(const mv_op &op, int64_t num_rows, int64_t begin, int64_t end, const char *next) {
   switch (op.weight->format) {
-    case MV_Q2_K: return multiply_units<KQuantized<MV_Q2_K>>(op, num_rows, begin, end);
-    case MV_Q3_K: return multiply_units<KQuantized<MV_Q3_K>>(op, num_rows, begin, end);
-    case MV_Q4_K: return multiply_units<KQuantized<MV_Q4_K>>(op, num_rows, begin, end);
-    case MV_Q5_K: return multiply_units<KQuantized<MV_Q5_K>>(op, num_rows, begin, end);
-    case MV_Q6_K: return multiply_units<KQuantized<MV_Q6_K>>(op, num_rows, begin, end);
+    case MV_Q2_K: return multiply_units<KQuantized<MV_Q2_K>>(op, num_rows, begin, end, next);
+    case MV_Q3_K: return multiply_units<KQuantized<MV_Q3_K>>(op, num_rows, begin, end, next);
+    case MV_Q4_K: return multiply_units<KQuantized<MV_Q4_K>>(op, num_rows, begin, end, next);
+    case MV_Q5_K: return multiply_units<KQuantized<MV_Q5_K>>(op, num_rows, begin, end, next);
+    case MV_Q6_K: return multiply_units<KQuantized<MV_Q6_K>>(op, num_rows, begin, end, next);
   }
 }
 

@@ -16,9 +16,10 @@ extern const Kernel ROPE_STORE;       // rope.cpp
 extern const Kernel ATTEND, COMBINE;  // attention.cpp
 int64_t attend_scratch_bytes(const mv_op &op, const mv_store &store);
 int64_t attend_partial_len(const mv_op &op);
-void round_to_bf16(const mv_op &op, int64_t begin, int64_t end);                         // linear.cpp
-void multiply_quantized(const mv_op &op, int64_t num_rows, int64_t begin, int64_t end);  // quantized.cpp
-void multiply_k_quantized(const mv_op &op, int64_t num_rows, int64_t begin, int64_t end);  // k_quantized.cpp
+void round_to_bf16(const mv_op &op, int64_t begin, int64_t end);  // linear.cpp
+// quantized.cpp, k_quantized.cpp; next: see ThreadView
+void multiply_quantized(const mv_op &op, int64_t num_rows, int64_t begin, int64_t end, const char *next);
+void multiply_k_quantized(const mv_op &op, int64_t num_rows, int64_t begin, int64_t end, const char *next);
 
 static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }

@@ -34,7 +34,7 @@ namespace {
 
 constexpr int MAX_ROWS = 96;           // rows that share the weights of a group of panels
 constexpr int BLOCK_BYTES = 20 << 10;  // of one panel
-constexpr int ALONE_AHEAD = 4096;      // bytes ahead that one tile alone asks for
+constexpr int ALONE_AHEAD = 4096;      // bytes ahead that one tile alone asks for, of several panels abreast
 
 // Vector v of a step of a panel, a word of x, and their product on top of a sum.
 struct FloatStep {
@@ -193,11 +193,16 @@ struct Tiles {
   }
 };
 
-// Rows of x that are multiplied by the same panels.
+// Rows of x that are multiplied by the same panels, up to `end`; next: what the thread most likely reads then, or NULL.
 struct Rows {
   const mv_op *op;
   int64_t first;
   int count, tile_rows;
+  int64_t end;
+  const char *next;
+
+  // What is read after the panels before `panel`, which lie before `here`.
+  const char *after(int64_t panel, const char *here) const { return panel < end || !next ? here : next; }
 };
 
 template <int NP, typename Row>
@@ -234,15 +239,16 @@ MV_INLINE void finish_group(const Rows &rows, int64_t panel, const float *sums) 
   }
 }
 
-// One tile over all steps. It asks for memory ahead in its panels, and near their end in the ones that this thread most
-// likely reads next, `next` bytes on.
+// One tile over all steps. It asks for memory `distance` bytes ahead in its panels, and near their end where this thread
+// most likely reads next.
 template <typename P>
-void sum_alone(Span s, int64_t bytes, int64_t next, SpanFunction tile) {
-  const int steps = int(bytes / P::BYTES), last = max32(0, steps - ALONE_AHEAD / P::BYTES) & ~1;
+void sum_alone(Span s, int64_t bytes, int64_t distance, const char *next, SpanFunction tile) {
+  const int steps = int(bytes / P::BYTES), last = max32(0, steps - int(distance / P::BYTES)) & ~1;
   s.ahead_step = 2 * P::BYTES;
   for (s.begin = 0; s.begin < steps; s.begin = s.end) {
     s.end = s.begin < last ? last : steps;
-    s.ahead = s.panel + int64_t(s.begin) * P::BYTES + ALONE_AHEAD + (s.begin < last ? 0 : next - bytes);
+    const int64_t at = int64_t(s.begin) * P::BYTES + distance;
+    s.ahead = s.begin < last ? s.panel + at : next + (at - bytes);
     tile(s);
   }
 }
@@ -258,11 +264,12 @@ void multiply_group(const Rows &rows, int64_t panel) {
   const int steps = int(bytes / P::BYTES), tiles = (rows.count + rows.tile_rows - 1) / rows.tile_rows;
   const float *x = op.x + rows.first * op.x_stride;
   const bool gated = op.kind == MV_LINEAR_SILU_MUL;
-  const int64_t up = num_panels(op.width) * bytes, next = (gated ? NP / 2 : NP) * bytes;  // of the same rows
+  const int64_t up = num_panels(op.width) * bytes, width = gated ? NP / 2 : NP;
   const PanelSteps panels = !gated ? PanelSteps{bytes, 2 * bytes} : NP == 2 ? PanelSteps{up, 0} : PanelSteps{bytes, up};
   Span s = {x, op.x_stride, (const char *)op.weight->data + panel * bytes, panels, 0, 0, sums, nullptr, 0};
+  const char *next = rows.after(panel + width, s.panel + width * bytes);
   if (tiles == 1) {
-    sum_alone<P>(s, bytes, next, alone.by_rows[rows.count]);
+    sum_alone<P>(s, bytes, NP == 1 ? STREAM_AHEAD : ALONE_AHEAD, next, alone.by_rows[rows.count]);
     return finish_group<NP>(rows, panel, sums);
   }
   const int blocks = (steps * P::BYTES + BLOCK_BYTES - 1) / BLOCK_BYTES;
@@ -270,7 +277,7 @@ void multiply_group(const Rows &rows, int64_t panel) {
   s.ahead_step = 2 * P::BYTES / tiles;
   for (s.begin = 0; s.begin < steps; s.begin = s.end) {
     s.end = min32(steps, s.begin + length);
-    s.ahead = s.panel + (s.end < steps ? int64_t(s.end) * P::BYTES : next);
+    s.ahead = s.end < steps ? s.panel + int64_t(s.end) * P::BYTES : next;
     for (int r = 0; r < rows.count; r += rows.tile_rows) {
       s.x = x + r * op.x_stride;
       s.sums = sums + r * NP * PANEL;
@@ -300,12 +307,15 @@ int64_t gate_one_row(const Rows &rows, int64_t panel, int64_t end) {
   const mv_op &op = *rows.op;
   const int64_t bytes = panel_bytes(P::FORMAT, op.weight->cols), up = num_panels(op.width) * bytes;
   Span s = {op.x + rows.first * op.x_stride, op.x_stride, nullptr, {}, 0, 0, nullptr, nullptr, 0};
+  const char *data = (const char *)op.weight->data;
   for (; panel < end; panel += RUN) {
     const int count = int(min64(RUN, end - panel));
+    auto at = [&](int i) { return data + (panel + i % count) * bytes + i / count * up; };
     for (int i = 0; i < 2 * count; i++) {
-      s.panel = (const char *)op.weight->data + (panel + i % count) * bytes + i / count * up;
+      s.panel = at(i);
       s.sums = sums + (i % count * 2 + i / count) * PANEL;
-      sum_alone<P>(s, bytes, bytes, Dense<P>::template tile<1, 1, true>);
+      const char *next = i + 1 < 2 * count ? at(i + 1) : rows.after(panel + RUN, data + (panel + RUN) * bytes);
+      sum_alone<P>(s, bytes, STREAM_AHEAD, next, Dense<P>::template tile<1, 1, true>);
     }
     for (int i = 0; i < count; i++) finish_group<2>(rows, panel + i, sums + i * 2 * PANEL);
   }
@@ -314,14 +324,15 @@ int64_t gate_one_row(const Rows &rows, int64_t panel, int64_t end) {
 
 // A unit is a panel of MAX_ROWS rows; units run through all panels for the first rows, then for the next.
 template <typename P>
-void multiply(const mv_op &op, int64_t num_rows, int64_t begin, int64_t end) {
+void multiply(const mv_op &op, int64_t num_rows, int64_t begin, int64_t end, const char *next) {
   typedef Dense<P> D;
   const int64_t panels = num_panels(op.width);
   while (begin < end) {
     const int64_t row = begin / panels * MAX_ROWS, first = begin % panels, last = min64(panels, first + (end - begin));
     const int most = op.kind == MV_LINEAR_SILU_MUL ? D::ROWS_2 : D::ROWS_1;  // gate and up are two panels at least
     const int count = int(min64(MAX_ROWS, num_rows - row)), tiles = (count + most - 1) / most;
-    const Rows rows = {&op, row, count, (count + tiles - 1) / tiles};  // even tiles, not whole ones and a small rest
+    const int tile_rows = (count + tiles - 1) / tiles;  // even tiles, not whole ones and a small rest
+    const Rows rows = {&op, row, count, tile_rows, last, next};
     const bool gated = op.kind == MV_LINEAR_SILU_MUL;
     int64_t panel = gated && count == 1 && D::AT_ONE_ROW == 1 ? gate_one_row<P>(rows, first, last) : first;
     if (count > 1 || D::AT_ONE_ROW >= 4) panel = sweep_groups<P, 4, D::ROWS_4>(rows, panel, last);
@@ -336,13 +347,13 @@ int64_t units(const mv_op &op, const StepView &step) {
   return num_panels(op.width) * ((rows + block - 1) / block);
 }
 
-void linear(const mv_op &op, const StepView &step, int64_t begin, int64_t end, char *) {
+void linear(const mv_op &op, const StepView &step, int64_t begin, int64_t end, const ThreadView &thread) {
   int64_t rows = step.rows[op.row_kind];
   switch (op.weight->format) {
-    case MV_F32: return multiply<FloatStep>(op, rows, begin, end);
-    case MV_F16: return multiply<HalfStep>(op, rows, begin, end);
-    case MV_BF16: return multiply<PairStep>(op, rows, begin, end);
-    default: return multiply_quantized(op, rows, begin, end);
+    case MV_F32: return multiply<FloatStep>(op, rows, begin, end, thread.next);
+    case MV_F16: return multiply<HalfStep>(op, rows, begin, end, thread.next);
+    case MV_BF16: return multiply<PairStep>(op, rows, begin, end, thread.next);
+    default: return multiply_quantized(op, rows, begin, end, thread.next);
   }
 }
 

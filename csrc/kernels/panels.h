@@ -34,12 +34,12 @@ constexpr int GROUP_COLUMNS = 32;  // columns that share a scale
 
 static inline bool is_quantized(int32_t format) { return format >= MV_Q8_0; }
 
-static inline bool has_minimum(int32_t format) { return format == MV_Q4_1 || format == MV_Q5_1; }
+static constexpr bool has_minimum(int32_t format) { return format == MV_Q4_1 || format == MV_Q5_1; }
 // Bytes of the codes of one group, and of a pair of groups with its scales.
-static inline int64_t group_bytes(int32_t format) {
+static constexpr int64_t group_bytes(int32_t format) {
   return GROUP_COLUMNS * PANEL / (format == MV_Q4_0 || format == MV_Q4_1 ? 2 : 1);
 }
-static inline int64_t pair_bytes(int32_t format) {
+static constexpr int64_t pair_bytes(int32_t format) {
   return 2 * group_bytes(format) + 2 * PANEL * 2 * (has_minimum(format) ? 2 : 1);
 }
 // Where in a panel the codes, the scales and the minima of group g begin.

@@ -5,7 +5,7 @@ namespace mv {
 namespace MV_ISA {
 namespace {
 
-void quantize(const mv_op &op, const StepView &, int64_t begin, int64_t end, char *) {
+void quantize(const mv_op &op, const StepView &, int64_t begin, int64_t end, const ThreadView &) {
   if (op.weight->format == MV_BF16) return round_to_bf16(op, begin, end);
   for (int64_t t = begin; t < end; t++)
     quantize_row(op.x + t * op.x_stride, op.weight->cols, op.weight->format, op.out + t * op.out_stride);

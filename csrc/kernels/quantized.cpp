@@ -19,7 +19,6 @@ namespace MV_ISA {
 namespace {
 
 constexpr int QUADS = GROUP_COLUMNS / 4;
-constexpr int PREFETCH_ONE_ROW = 4096;  // bytes ahead: at one row, panels are one stream
 constexpr int SECOND_LEVEL = 2;         // of the caches, for __builtin_prefetch
 
 // One row of rounded activations.
@@ -74,6 +73,7 @@ MV_INLINE I dot(I sum, Bytes w, int32_t x) {
 template <typename Q>
 struct Quantized {
   static constexpr bool ONE_PANEL_AT_ONE_ROW = W == 16;
+  static constexpr int64_t PIECE = pair_bytes(Q::FORMAT);
 #if defined(__AVX512F__)
   static constexpr int ROWS_4 = 2, ROWS_2 = 6, ROWS_1 = 6;
 #elif defined(__AVX2__)
@@ -93,6 +93,8 @@ struct Quantized {
     const int64_t stride = op.x_stride, byte_stride = stride * 4;
     const int64_t share = NP * bytes / tile.count, step = (share * 2 / groups + 63) / 64 * 64;
     const char *ahead = panel + NP * bytes + tile.index * share;
+    constexpr bool ALONE = ONE_PANEL_AT_ONE_ROW && MR * NP == 1;
+    Stream stream = ALONE && tile.stream ? *tile.stream : Stream(panel, bytes, nullptr, PIECE);
     if constexpr (MR * NP > 1) prefetch_output<MR>(op, tile.row, tile.panel * PANEL, NP);
     F acc[MR][NP * V];
     MV_UNROLL for (int m = 0; m < MR; m++) {
@@ -113,7 +115,7 @@ struct Quantized {
       const int8_t *columns = x.codes + g * GROUP_COLUMNS;
       MV_UNROLL for (int i = 0; i < QUADS / Q::SHARE; i++) {
         Bytes w[NP * V][Q::SHARE];
-        if (MR * NP == 1) __builtin_prefetch(group + i * 64 + PREFETCH_ONE_ROW, 0, SECOND_LEVEL);
+        if (ALONE) stream.ask(g % 2 * group_bytes(Q::FORMAT) + i * 64, 64);
         MV_UNROLL for (int v = 0; v < NP * V; v++) {
           Q::quads(group + v / V * bytes + i * 64 + v % V * int(sizeof(Bytes)), w[v]);
         }
@@ -124,6 +126,10 @@ struct Quantized {
             MV_UNROLL for (int v = 0; v < NP * V; v++) sum[m][v] = dot<Q>(sum[m][v], w[v][j], four);
           }
         }
+      }
+      if (ALONE && (g % 2 == 1 || g + 1 == groups)) {
+        stream.ask(2 * group_bytes(Q::FORMAT), PIECE - 2 * group_bytes(Q::FORMAT));
+        stream.next_piece();
       }
       MV_UNROLL for (int v = 0; v < NP * V; v++) {
         const char *here = panel + v / V * bytes + v % V * (W * 2);
@@ -142,20 +148,21 @@ struct Quantized {
         }
       }
     }
+    if (ALONE && tile.stream) *tile.stream = stream;
     finish_tile(op, tile.row, tile.panel * PANEL, acc);
   }
 };
 
 }  // namespace
 
-void multiply_quantized(const mv_op &op, int64_t num_rows, int64_t begin, int64_t end) {
+void multiply_quantized(const mv_op &op, int64_t num_rows, int64_t begin, int64_t end, const char *next) {
   switch (op.weight->format) {
     case MV_Q5_0:  // packed as Q8_0
-    case MV_Q8_0: return multiply_units<Quantized<Q8>>(op, num_rows, begin, end);
-    case MV_Q4_0: return multiply_units<Quantized<Q4_0>>(op, num_rows, begin, end);
-    case MV_Q4_1: return multiply_units<Quantized<Q4_1>>(op, num_rows, begin, end);
-    case MV_Q5_1: return multiply_units<Quantized<Q5_1>>(op, num_rows, begin, end);
-    default: return multiply_k_quantized(op, num_rows, begin, end);
+    case MV_Q8_0: return multiply_units<Quantized<Q8>>(op, num_rows, begin, end, next);
+    case MV_Q4_0: return multiply_units<Quantized<Q4_0>>(op, num_rows, begin, end, next);
+    case MV_Q4_1: return multiply_units<Quantized<Q4_1>>(op, num_rows, begin, end, next);
+    case MV_Q5_1: return multiply_units<Quantized<Q5_1>>(op, num_rows, begin, end, next);
+    default: return multiply_k_quantized(op, num_rows, begin, end, next);
   }
 }
 

@@ -115,7 +115,7 @@ void rope_store_rows(const mv_op &op, const StepView &step, int64_t begin, int64
   }
 }
 
-void rope_store(const mv_op &op, const StepView &step, int64_t begin, int64_t end, char *) {
+void rope_store(const mv_op &op, const StepView &step, int64_t begin, int64_t end, const ThreadView &) {
   if (step.store->format == MV_F32) rope_store_rows<F32, 1>(op, step, begin, end);
   if (step.store->format == MV_F16) rope_store_rows<F16, 1>(op, step, begin, end);
   if (step.store->format == MV_BF16) rope_store_rows<BF16, 2>(op, step, begin, end);

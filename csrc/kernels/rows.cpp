@@ -96,14 +96,14 @@ void look_up(const mv_op &op, const int32_t *ids, float scale, int64_t begin, in
     }
   }
 }
-void embed(const mv_op &op, const StepView &step, int64_t begin, int64_t end, char *) {
+void embed(const mv_op &op, const StepView &step, int64_t begin, int64_t end, const ThreadView &) {
   look_up(op, step.in.token_ids, op.scale, begin, end);
 }
-void embed_positions(const mv_op &op, const StepView &step, int64_t begin, int64_t end, char *) {
+void embed_positions(const mv_op &op, const StepView &step, int64_t begin, int64_t end, const ThreadView &) {
   look_up(op, step.in.positions, 1.0f, begin, end);
 }
 
-void add(const mv_op &op, const StepView &, int64_t begin, int64_t end, char *) {
+void add(const mv_op &op, const StepView &, int64_t begin, int64_t end, const ThreadView &) {
   for (int64_t t = begin; t < end; t++)
     map2(op.x + t * op.x_stride, op.y + t * op.y_stride, FloatRow(op.out + t * op.out_stride), op.width,
          [](F x, F y) { return x + y; });
@@ -147,7 +147,7 @@ void rms_norm_int8(const mv_op &op, const float *x, float *out) {
   const float inverse = inverse_rms(x, op.eps, op.width);
   map2_int8(op, x, op.vector0, out, [inverse](F a, F w) { return a * inverse * w; });
 }
-void rms_norm(const mv_op &op, const StepView &, int64_t begin, int64_t end, char *) {
+void rms_norm(const mv_op &op, const StepView &, int64_t begin, int64_t end, const ThreadView &) {
   // Read once a step, so far from the caches, and only after the row: asked for meanwhile.
   for (int i = 0; i < op.width; i += 16) __builtin_prefetch(op.vector0 + i);
   for (int64_t t = begin; t < end; t++) {
@@ -164,7 +164,7 @@ void rms_norm(const mv_op &op, const StepView &, int64_t begin, int64_t end, cha
 }
 
 // (x - mean) / sqrt(variance + eps) * weight + bias
-void layer_norm(const mv_op &op, const StepView &, int64_t begin, int64_t end, char *) {
+void layer_norm(const mv_op &op, const StepView &, int64_t begin, int64_t end, const ThreadView &) {
   int n = op.width;
   for (int64_t t = begin; t < end; t++) {
     const float *x = op.x + t * op.x_stride;
@@ -177,7 +177,7 @@ void layer_norm(const mv_op &op, const StepView &, int64_t begin, int64_t end, c
 }
 
 // RMS norm of every query and key head of [q heads | k heads | v heads]; v is copied.
-void qk_norm(const mv_op &op, const StepView &, int64_t begin, int64_t end, char *) {
+void qk_norm(const mv_op &op, const StepView &, int64_t begin, int64_t end, const ThreadView &) {
   int d = op.head_dim, keys_end = op.num_heads + op.num_kv_heads;
   for (int64_t t = begin; t < end; t++) {
     const float *x = op.x + t * op.x_stride;
@@ -189,7 +189,7 @@ void qk_norm(const mv_op &op, const StepView &, int64_t begin, int64_t end, char
   }
 }
 
-void silu_mul(const mv_op &op, const StepView &, int64_t begin, int64_t end, char *) {
+void silu_mul(const mv_op &op, const StepView &, int64_t begin, int64_t end, const ThreadView &) {
   for (int64_t t = begin; t < end; t++) {
     const float *x = op.x + t * op.x_stride;
     float *out = op.out + t * op.out_stride;
@@ -198,18 +198,18 @@ void silu_mul(const mv_op &op, const StepView &, int64_t begin, int64_t end, cha
                                 : map2(x, x + op.width, FloatRow(out), op.width, gated);
   }
 }
-void gelu_mul(const mv_op &op, const StepView &, int64_t begin, int64_t end, char *) {
+void gelu_mul(const mv_op &op, const StepView &, int64_t begin, int64_t end, const ThreadView &) {
   for (int64_t t = begin; t < end; t++) {
     const float *x = op.x + t * op.x_stride;
     map2(x, x + op.width, FloatRow(op.out + t * op.out_stride), op.width, [](F g, F u) { return gelu(g) * u; });
   }
 }
-void gelu_rows(const mv_op &op, const StepView &, int64_t begin, int64_t end, char *) {
+void gelu_rows(const mv_op &op, const StepView &, int64_t begin, int64_t end, const ThreadView &) {
   for (int64_t t = begin; t < end; t++)
     map(op.x + t * op.x_stride, op.out + t * op.out_stride, op.width, [](F x) { return gelu(x); });
 }
 
-void take_rows(const mv_op &op, const StepView &step, int64_t begin, int64_t end, char *) {
+void take_rows(const mv_op &op, const StepView &step, int64_t begin, int64_t end, const ThreadView &) {
   for (int64_t i = begin; i < end; i++)
     memcpy(op.out + i * op.out_stride, op.x + step.in.logit_rows[i] * op.x_stride, sizeof(float) * size_t(op.width));
 }
