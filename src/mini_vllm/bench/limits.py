@@ -15,8 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
+from mini_vllm.bench.child import Child
 from mini_vllm.bench.places import benchmarks_folder
 from mini_vllm.errors import MissingDependencyError
 
@@ -87,7 +88,7 @@ def measure(threads: int, *, cache: Path, largest_mib: int = 1024, seconds: floa
     return parse(done.stdout.splitlines())
 
 
-class Gauge:
+class Gauge(Child[bytes]):
     """`gauge(num_bytes)`: how fast memory is right now, as in `Limits.bandwidth`; None once that fails.
 
     One process for a whole run, which sleeps until it is asked and keeps as much memory as it was ever asked to read,
@@ -101,11 +102,6 @@ class Gauge:
             command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
 
-    @property
-    def pid(self) -> int:
-        """Of the process."""
-        return self._process.pid
-
     def __call__(self, num_bytes: float) -> float | None:
         questions, answers = self._process.stdin, self._process.stdout
         assert questions is not None and answers is not None
@@ -118,20 +114,6 @@ class Gauge:
         logger.warning("limits: the bandwidth program ended, or gave no answer within %.1f s", self._seconds)
         self.close()
         return None
-
-    def close(self) -> None:
-        """End the process. Idempotent."""
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                stream.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
 
 def build(cache: Path) -> Path:

@@ -9,12 +9,14 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import IO, Any, Self
+from typing import IO, Any
 
+from mini_vllm.bench.child import Child
 from mini_vllm.bench.machine import tree_seconds
 from mini_vllm.errors import MiniVLLMError
 
 START_SECONDS = 60.0
+END_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,7 @@ class Usage:
     memory_bytes: int
 
 
-class Served:
+class Served(Child[str]):
     """A running server. `with Served(Setup()) as served: served.url`."""
 
     def __init__(self, setup: Setup) -> None:
@@ -78,23 +80,18 @@ class Served:
             return None
 
     def close(self) -> None:
-        """End it. Idempotent."""
+        """End it, and drop its log. Idempotent."""
+        super().close()
+        self._log.close()
+
+    def _end(self) -> None:
+        """Ask it to end, and kill it where it has not within `END_SECONDS`."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         try:
-            self._process.wait(15)
+            self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._log):
-            if stream is not None:
-                stream.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def _read_url(self) -> str:
         assert self._process.stdout is not None

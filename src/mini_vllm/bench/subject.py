@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
+from mini_vllm.bench.child import Child
 from mini_vllm.bench.machine import LoadMeter
 from mini_vllm.bench.workloads import FIRST_ID, LAST_ID, Work, make_prompts
 from mini_vllm.errors import MiniVLLMError
@@ -57,7 +58,7 @@ class Launch:
     last_id: int = LAST_ID  # to here
 
 
-class Subject:
+class Subject(Child[bytes]):
     """A running engine. `with Subject(launch) as subject: subject.measure(work, seed=1)`."""
 
     def __init__(self, launch: Launch, *, meter: Callable[[], LoadMeter] = LoadMeter) -> None:
@@ -109,26 +110,6 @@ class Subject:
         """Our own engine's wall time by kind of op since the last call; the first call begins to measure."""
         seconds: dict[str, float] = self._ask({"op_seconds": True})["op_seconds"]
         return seconds
-
-    def close(self) -> None:
-        """End the process and all below it. Idempotent."""
-        self._signal(signal.SIGCONT)
-        self._signal(signal.SIGKILL)
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                stream.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    @property
-    def pid(self) -> int:
-        """Of the process."""
-        return self._process.pid
 
     def _rate(self, work: Work, seed: int) -> float:
         if self._measures:
@@ -193,6 +174,11 @@ class Subject:
         if "error" in answer:
             raise SubjectError(f"{self.label}: {answer['error']}")
         return answer
+
+    def _end(self) -> None:
+        """Kill it and all below it."""
+        self._signal(signal.SIGCONT)
+        self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
         if self._process.poll() is None:
