@@ -67,48 +67,54 @@ MV_TEST(teams_come_and_go) {
   }
 }
 
+// A small model, three sequences, and the step that is all of them.
+struct SmallModel {
+  explicit SmallModel(const Context &context) : isa(context.isa), random(context.seed) {}
+  // The model as a program of this team, with room for so many outputs.
+  Model on(const TeamHandle &team, int outputs = 38) const {
+    return Model(weights, isa, team, batch, {38, 3, outputs, 40, MODEL_POSITIONS});
+  }
+  const char *isa;
+  Random random;
+  const Weights weights{random, ModelShape{false, true, MV_F16, MV_F32, 2, 20, 2, 1, 8, 30, 40, 0, 0, false}};
+  const Batch batch{random, {30, 7, 1}, 4, 40};
+  const Step whole = batch.step({{0, 0, 30}, {1, 0, 7}, {2, 0, 1}});
+};
+
 // Programs that share a team, one after the other, each with its own callers' thread.
 MV_TEST(programs_share_a_team) {
-  Random random(context.seed);
-  const ModelShape shape = {false, true, MV_F16, MV_F32, 2, 20, 2, 1, 8, 30, 40, 0, 0, false};
-  const Weights weights(random, shape);
-  const Batch batch(random, {30, 7, 1}, 4, 40);
+  const SmallModel small(context);
   const TeamHandle team(3);
-  Model first(weights, context.isa, team, batch, {38, 3, 38, 40, MODEL_POSITIONS});
-  Model second(weights, context.isa, team, batch, {38, 3, 38, 40, MODEL_POSITIONS});
-  const Step step = batch.step({{0, 0, 30}, {1, 0, 7}, {2, 0, 1}});
+  Model first = small.on(team), second = small.on(team);
   Mirror mirror(first.store.shape);
   for (int i = 0; i < context.rounds; i++) {
     Model &model = i % 2 ? first : second;
-    std::thread caller([&] { MV_CHECK_EQUAL(model.program.run(step), MV_OK); });
+    std::thread caller([&] { MV_CHECK_EQUAL(model.program.run(small.whole), MV_OK); });
     caller.join();
-    if (!check_run(model.program, step, mirror)) return;
+    if (!check_run(model.program, small.whole, mirror)) return;
   }
 }
 
 // Steps that are begun, then ended, dropped, displaced by another program's or by the next, or left to the end of the
 // program: whatever the end says is done is right, and so is every run after it.
 MV_TEST(steps_begun_ahead) {
-  Random random(context.seed);
-  const ModelShape shape = {false, true, MV_F16, MV_F32, 2, 20, 2, 1, 8, 30, 40, 0, 0, false};
-  const Weights weights(random, shape);
-  const Batch batch(random, {30, 7, 1}, 4, 40);
-  const Step whole = batch.step({{0, 0, 30}, {1, 0, 7}, {2, 0, 1}}), part = batch.step({{0, 0, 9}, {1, 0, 2}});
+  SmallModel small(context);
+  const Step &whole = small.whole;
+  const Step part = small.batch.step({{0, 0, 9}, {1, 0, 2}});
   for (int threads : {1, 2, 3}) {
     trying("%d threads", threads);
     const TeamHandle team(threads);
-    Model other(weights, context.isa, team, batch, {38, 3, 38, 40, MODEL_POSITIONS});
-    Model model(weights, context.isa, team, batch, {38, 3, 38, 40, MODEL_POSITIONS});
+    Model other = small.on(team), model = small.on(team);
     Program &program = model.program;
     Mirror mirror(model.store.shape);
     MV_CHECK(!program.end(true));
     for (int i = 0; i < 10 * context.rounds; i++) {
       if (!MV_CHECK_EQUAL(program.begin(whole), MV_OK)) return;
-      const int what = random.below(5);
+      const int what = small.random.below(5);
       if (what == 0) MV_CHECK(!program.end(false));
       if (what == 1) MV_CHECK_EQUAL(other.program.run(whole), MV_OK);
       if (what == 2) MV_CHECK_EQUAL(program.begin(part), MV_OK);
-      if (what == 3) std::this_thread::sleep_for(std::chrono::microseconds(random.below(300)));
+      if (what == 3) std::this_thread::sleep_for(std::chrono::microseconds(small.random.below(300)));
       if (what == 2) {
         if (MV_CHECK_EQUAL(program.end(true), threads > 1) && threads > 1) {
           if (!MV_CHECK(program.gaps_untouched(part)) || !check_run(program, part, mirror)) return;
@@ -127,21 +133,18 @@ MV_TEST(steps_begun_ahead) {
 
 // What cannot be begun is refused or left to the run.
 MV_TEST(steps_that_cannot_begin) {
-  Random random(context.seed);
-  const ModelShape shape = {false, true, MV_F16, MV_F32, 2, 20, 2, 1, 8, 30, 40, 0, 0, false};
-  const Weights weights(random, shape);
-  const Batch batch(random, {30, 7, 1}, 4, 40);
+  const SmallModel small(context);
   const TeamHandle team(2);
-  Model model(weights, context.isa, team, batch, {38, 3, 20, 40, MODEL_POSITIONS});
-  Step wrong = batch.step({{0, 0, 9}});
+  Model model = small.on(team, 20);
+  Step wrong = small.batch.step({{0, 0, 9}});
   wrong.token_ids[3] = 40;
   MV_CHECK_EQUAL(model.program.begin(wrong), MV_BAD_TOKEN);
   MV_CHECK(!model.program.end(true));
-  const Step large = batch.step({{0, 0, 30}});  // 30 outputs, room for 20
+  const Step large = small.batch.step({{0, 0, 30}});  // 30 outputs, room for 20
   MV_CHECK_EQUAL(model.program.begin(large), MV_OK);
   MV_CHECK(!model.program.end(true));
   for (const Step *after : {static_cast<const Step *>(&wrong), &large}) {  // nor does what was begun before it pass for it
-    MV_CHECK_EQUAL(model.program.begin(batch.step({{0, 0, 9}})), MV_OK);
+    MV_CHECK_EQUAL(model.program.begin(small.batch.step({{0, 0, 9}})), MV_OK);
     MV_CHECK_EQUAL(model.program.begin_instead(*after), after == &wrong ? MV_BAD_TOKEN : MV_OK);
     MV_CHECK(!model.program.end(true));
   }
@@ -149,26 +152,22 @@ MV_TEST(steps_that_cannot_begin) {
 
 // The counter moves with every op, times go to the kinds that ran, and a plain split gives the same bits.
 MV_TEST(progress_times_and_plain_split) {
-  Random random(context.seed);
-  const ModelShape shape = {false, true, MV_F16, MV_F32, 2, 20, 2, 1, 8, 30, 40, 0, 0, false};
-  const Weights weights(random, shape);
-  const Batch batch(random, {30, 7, 1}, 4, 40);
-  const Step step = batch.step({{0, 0, 30}, {1, 0, 7}, {2, 0, 1}});
+  const SmallModel small(context);
   setenv("MINI_VLLM_SPLIT", "static", 1);
   const TeamHandle split(3);
   unsetenv("MINI_VLLM_SPLIT");
-  Model model(weights, context.isa, split, batch, {38, 3, 38, 40, MODEL_POSITIONS});
+  Model model = small.on(split);
   Mirror mirror(model.store.shape);
   const uint32_t before = mv_team_progress(split.team);
   int64_t ns[MV_NUM_OPS] = {};
   mv_team_profile(split.team, ns);
-  if (!MV_CHECK_EQUAL(model.program.run(step), MV_OK) || !check_run(model.program, step, mirror)) return;
+  if (!MV_CHECK_EQUAL(model.program.run(small.whole), MV_OK) || !check_run(model.program, small.whole, mirror)) return;
   mv_team_profile(split.team, nullptr);
   MV_CHECK(mv_team_progress(split.team) - before >= 2 * 6);  // two layers of at least six ops
   MV_CHECK(ns[MV_EMBED] > 0 && ns[MV_LINEAR] > 0 && ns[MV_ATTEND] > 0);
   MV_CHECK_EQUAL(ns[MV_EMBED_POSITIONS], 0);
   const int64_t linear = ns[MV_LINEAR];
-  if (!MV_CHECK_EQUAL(model.program.run(step), MV_OK) || !check_run(model.program, step, mirror)) return;
+  if (!MV_CHECK_EQUAL(model.program.run(small.whole), MV_OK) || !check_run(model.program, small.whole, mirror)) return;
   MV_CHECK_EQUAL(ns[MV_LINEAR], linear);
 }
 
