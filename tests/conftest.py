@@ -15,6 +15,7 @@ def default_model() -> Path:
 
 # Left out of `make test-fast`: they start processes, wait for clocks, or try thousands of inputs.
 SLOW_MODULES = {
+    "bench/test_neighbours.py",
     "bench/test_surface.py",
     "cli/test_process.py",
     "engine/test_default_model.py",

@@ -150,6 +150,26 @@ def test_rows_of_our_own_need_no_peer():
     assert record["ratios"][0]["ratio"] == 1.0
 
 
+def test_beside_neighbours_is_the_same_record_of_fewer_rows():
+    clock = ScriptedClock()
+    start = lambda launch: ScriptedSubject(launch.label, [100.0] * 99, clock)  # noqa: E731
+    alone = Comparison(quick=True, threads=2, clock=clock, start=start).beside_neighbours(3)
+    among, _ = compared("neighbours,q4_1")
+    assert set(alone["machine"]) == set(among["machine"])
+    assert (alone["machine"]["mode"], alone["machine"]["threads"]) == ("quick", 2)
+    assert alone["machine"]["engines"] == {"mini-vllm": "1"} and alone["machine"]["limits"] == "not measured"
+    assert [row["pairs"] for row in alone["ratios"]] == [3] * 6 and [row["pairs"] for row in among["ratios"]] == [2] * 6
+    assert [{**row, "pairs": 2} for row in alone["ratios"]] == among["ratios"]
+
+
+def test_beside_neighbours_fails_where_ours_does_not_start():
+    def start(launch):
+        raise SubjectError(f"{launch.label}: it does not start")
+
+    with pytest.raises(SubjectError, match="mini-vllm q4_1: it does not start"):
+        Comparison(start=start).beside_neighbours(1)
+
+
 def test_a_quick_run_ends_in_time_and_names_what_it_left_out(place):
     install(place, "llama-server", "openvino", "transformers")
 

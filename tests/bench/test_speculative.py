@@ -40,7 +40,16 @@ def test_prompts_go_round():
 
 def test_unknown_parts_are_refused():
     with pytest.raises(ConfigError, match=r"only has magic; choose of ngram, suffix, self, draft, bfloat16, q4_1"):
-        speculative.measure(quick=True, only=["ngram", "magic"])
+        speculative.measure(quick=True, threads=1, only=["ngram", "magic"])
+
+
+def test_threads_are_those_asked_for(monkeypatch, default_model):
+    found = []
+    monkeypatch.setattr(
+        speculative, "_works", lambda llm, prompts: found.append(llm.engine.description["threads"]) or []
+    )
+    record = speculative.measure(quick=True, threads=1, only=["ngram", "q4_1"])
+    assert found == ["1"] and record["machine"]["threads"] == 1 and record["figures"] == []
 
 
 def test_parts_make_one_record():

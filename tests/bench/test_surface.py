@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+import httpx
 import pytest
 
 from mini_vllm.bench.figures import Figure, render, table, write_record
@@ -108,6 +109,22 @@ def test_a_small_run_measures_every_part(tmp_path):
     write_record(record, tmp_path / "new" / "record.json")
     again = json.loads((tmp_path / "new" / "record.json").read_text())
     assert render(again) == render(record) and render(record).startswith("cores: 2\n\n| what")
+
+
+class Asked(Surface):
+    """Asks the real servers how many threads compute, and measures nothing."""
+
+    async def _compare(self, servers):
+        for server in servers.values():
+            async with httpx.AsyncClient() as client:
+                self.threads.append((await client.get(f"{server.url}/stats")).json()["threads"])
+        return []
+
+
+def test_the_real_model_computes_on_the_threads_asked_for():
+    surface = Asked(TINY, threads=1)
+    surface.threads = []
+    assert list(surface.run(["model"])) == [] and surface.threads == [1, 1]
 
 
 def test_parts_that_do_not_exist_are_refused():

@@ -1,11 +1,11 @@
-"""`mini-vllm bench show`: every kind of record there is, and what is none."""
+"""`mini-vllm bench`: every kind of record can be shown, and an option works or is refused."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from mini_vllm.cli.benching import shown
+from mini_vllm.cli.benching import BENCHES, Work, shown
 from mini_vllm.errors import ConfigError
 from mini_vllm.simulation.fitted import FittedCosts
 
@@ -53,3 +53,70 @@ def test_what_is_no_record_is_said(tmp_path: Path, content: object, message: str
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(ConfigError, match=message):
         shown(path)
+
+
+ALL = ("peers", "neighbours", "server", "speculative", "show", "cost-model", "simulation", "scheduler")
+MEASURING = tuple(bench for bench in ALL if bench != "show")
+WHERE = {
+    "--quick": tuple(bench for bench in MEASURING if bench != "cost-model"),
+    "--full": tuple(bench for bench in MEASURING if bench != "cost-model"),
+    "--smoke": ("peers",),
+    "--json": MEASURING,
+    "--only": ("peers", "server", "speculative"),
+    "--threads": MEASURING,
+    "--rounds": ("neighbours", "simulation"),
+}
+VALUES = {"--json": ["r.json"], "--only": ["q4_1"], "--threads": ["1"], "--rounds": ["2"]}
+
+
+def test_every_bench_says_which_options_it_takes() -> None:
+    found = {option: tuple(name for name, bench in BENCHES.items() if option in bench.takes) for option in WHERE}
+    assert tuple(BENCHES) == ALL and found == WHERE
+
+
+@pytest.mark.parametrize("option", WHERE)
+def test_an_option_that_would_change_nothing_is_refused(run, option: str) -> None:
+    for bench in set(ALL) - set(WHERE[option]):
+        ran = run("bench", bench, option, *VALUES.get(option, []))
+        takers = ", ".join(f"`bench {name}`" for name in WHERE[option])
+        message = f"error: {option} changes nothing in `bench {bench}`; leave it out, or use it with {takers}\n"
+        assert (ran.code, ran.out, ran.err) == (2, "", message)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("show", "`bench show` needs the record to show; write `bench show RECORD`"),
+        (
+            "neighbours m.gguf",
+            "`bench neighbours` is given 'm.gguf', which it does not read; leave it out: a record goes with `bench "
+            "show`, a model with `bench cost-model`, `bench simulation`, `bench scheduler`",
+        ),
+        (
+            "peers --smoke --full",
+            "--smoke has an extent of its own; leave out --quick and --full, or leave out --smoke",
+        ),
+        (
+            "server --only cost,health --threads 1",
+            "--threads is for the part model of `bench server`, not for cost, health; add model to --only, or leave "
+            "out --threads",
+        ),
+        ("servers", "bench is given 'servers'; write one of `bench peers`, "),
+        ("neighbours --threads 0", "threads is 0; it must be at least 1"),
+    ],
+)
+def test_what_goes_together_is_said(run, words: str, message: str) -> None:
+    ran = run("bench", *words.split())
+    assert (ran.code, ran.out) == (2, "") and ran.err.startswith(f"error: {message}")
+
+
+def test_variables_of_the_environment_are_for_the_benches_that_know_them(run, monkeypatch) -> None:
+    for name, value in {"THREADS": "1", "ONLY": "single", "QUICK": "1", "ROUNDS": "2", "SMOKE": "1"}.items():
+        monkeypatch.setenv(f"MINI_VLLM_{name}", value)
+    ran = run("bench", "show", RESULTS / "2026-11-30-neighbours.json")
+    assert ran.code == 0 and "32 streams beside 3 spinning processes" in ran.out
+
+
+def test_rounds_count_also_in_a_quick_run() -> None:
+    assert [Work(quick=quick).repeats(whole=10, quick=2) for quick in (False, True)] == [10, 2]
+    assert [Work(quick=quick, rounds=5).repeats(whole=10, quick=2) for quick in (False, True)] == [5, 5]

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -58,7 +58,7 @@ class Comparison:
     smoke: one pair of two works with two engines that need no building, and nothing else.
     """
 
-    selection: Selection
+    selection: Selection = field(default_factory=Selection)
     quick: bool = False
     smoke: bool = False
     threads: int = 1
@@ -71,14 +71,29 @@ class Comparison:
 
     def run(self) -> dict[str, Any]:
         """The record: {"machine": …, "ratios": […]}."""
+        deadline = self.clock() + QUICK_MINUTES * 60 if self.quick else float("inf")
+        pace = replace(QUICK if self.quick else FULL, deadline=deadline)
+        return self._record(self._smoke_rows() if self.smoke else self._between_limits(pace))
+
+    def beside_neighbours(self, rounds: int) -> dict[str, Any]:
+        """The same record of only the rows beside busy processes and those against a plain split, of so many pairs.
+
+        `SubjectError` where our engine cannot be measured.
+        """
+
+        def rows() -> Iterator[Row]:
+            with self._open_one(ours("q4_1", threads=self.threads)) as subject:
+                yield from self._neighbour_rows(subject, rounds)
+
+        return self._record(rows())
+
+    def _record(self, measured: Iterable[Row]) -> dict[str, Any]:
         begin = self.clock()
         weights.pull("smollm2-135m")
         niceness = _raise_priority()
-        deadline = begin + QUICK_MINUTES * 60 if self.quick else float("inf")
-        pace = replace(QUICK if self.quick else FULL, deadline=deadline)
         rows: list[Row] = []
         try:
-            rows.extend(self._smoke_rows() if self.smoke else self._between_limits(pace))
+            rows.extend(measured)
         except KeyboardInterrupt:  # what is there is worth showing
             logger.warning("interrupted after %d rows", len(rows))
         described = {
@@ -163,10 +178,7 @@ class Comparison:
             if name == "sampled32":
                 yield self_rows.sampled_row(self._gauged(subject, SMOLLM2, STORED["q4_1"]), rounds=max(2, rounds))
             elif name == "neighbours":
-                number = 2 if self.quick else 10
-                yield from self_rows.neighbour_rows(subject, rounds=number)
-                with self._open_one(plain_split("q4_1", self.threads)) as plain:
-                    yield from self_rows.plain_split_rows(subject, plain, rounds=number)
+                yield from self._neighbour_rows(subject, 2 if self.quick else 10)
             elif name == "overhead":
                 yield from self._overhead(subject, max(2, rounds))
             elif (known := self.limits) is None:
@@ -176,6 +188,11 @@ class Comparison:
                 yield from self_rows.history_rows(subject, lambda: now() or known, rounds=max(2, rounds))
         except SubjectError as error:
             yield failed(Row(work=name, weights="q4_1", peer="self"), str(error))
+
+    def _neighbour_rows(self, subject: Subject, rounds: int) -> Iterator[Row]:
+        yield from self_rows.neighbour_rows(subject, rounds=rounds)
+        with self._open_one(plain_split("q4_1", self.threads)) as plain:
+            yield from self_rows.plain_split_rows(subject, plain, rounds=rounds)
 
     def _overhead(self, subject: Subject, rounds: int) -> Iterator[Row]:
         with self._open_one(without_kernels("q4_1", self.threads)) as empty:
@@ -290,13 +307,6 @@ def plain_split(form: str, threads: int) -> Launch:
 def without_kernels(form: str, threads: int) -> Launch:
     """Ours with kernels that return at once: what is left of a step is all else."""
     return with_variables(ours(form, threads=threads), {"MINI_VLLM_ISA": "none"})
-
-
-def neighbours(*, threads: int, rounds: int, start: Callable[[Launch], Subject] = Subject) -> list[Row]:
-    """Only the rows beside busy processes, and those against a plain split."""
-    with start(ours("q4_1", threads=threads)) as subject, start(plain_split("q4_1", threads)) as plain:
-        beside = self_rows.neighbour_rows(subject, rounds=rounds)
-        return [*beside, *self_rows.plain_split_rows(subject, plain, rounds=rounds)]
 
 
 def write_record(record: dict[str, Any], path: Path) -> None:

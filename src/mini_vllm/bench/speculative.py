@@ -60,7 +60,7 @@ class Work:
         return [self.prompts[(first + i) % len(self.prompts)] for i in range(self.batch)]
 
 
-def measure(*, quick: bool, only: Sequence[str] = (), prompts: Path = PROMPTS) -> dict[str, Any]:
+def measure(*, quick: bool, threads: int, only: Sequence[str] = (), prompts: Path = PROMPTS) -> dict[str, Any]:
     """The record: machine and figures. `quick`: 5 pairs instead of 20. `only`: these drafters and weights."""
     unknown = set(only) - set(DRAFTERS) - set(DTYPES)
     if unknown:
@@ -70,15 +70,16 @@ def measure(*, quick: bool, only: Sequence[str] = (), prompts: Path = PROMPTS) -
     drafters = [name for name in DRAFTERS if name in only] or list(DRAFTERS)
     figures = list[Figure]()
     for weights in [name for name in DTYPES if name in only] or list(DTYPES):
-        figures += _figures_of(weights, drafters, _read(prompts), pairs=5 if quick else 20)
-    return {"machine": machine.describe(), "figures": [figure.as_json() for figure in figures]}
+        figures += _figures_of(weights, drafters, _read(prompts), pairs=5 if quick else 20, threads=threads)
+    return {"machine": {**machine.describe(), "threads": threads}, "figures": [figure.as_json() for figure in figures]}
 
 
 def _figures_of(
-    weights: str, drafters: Sequence[str], prompts: Mapping[str, list[dict[str, str]]], *, pairs: int
+    weights: str, drafters: Sequence[str], prompts: Mapping[str, list[dict[str, str]]], *, pairs: int, threads: int
 ) -> Iterator[Figure]:
     for name in drafters:
-        with LLM(MODEL, dtype=DTYPES[weights], speculative=name, **ENGINE, **DRAFTERS[name]) as llm:
+        options = {**ENGINE, **DRAFTERS[name], "threads": threads}
+        with LLM(MODEL, dtype=DTYPES[weights], speculative=name, **options) as llm:
             for work in _works(llm, prompts):
                 is_copy = name == "ngram" and work.batch == 1 and work.params.temperature == 0
                 wanted = replace(work, goal=COPY_GOALS[weights] if is_copy else GOAL)

@@ -60,9 +60,10 @@ QUICK = Effort(stream_tokens=50, filling_tokens=200, num_requests=2_000, health_
 class Surface:
     """One run, part by part."""
 
-    def __init__(self, effort: Effort, *, model: str = "smollm2-135m") -> None:
+    def __init__(self, effort: Effort, *, model: str = "smollm2-135m", threads: int | None = None) -> None:
         self._effort = effort
         self._model = model
+        self._real_options = {**REAL, "threads": threads}
         self._seed = 0
         self.parts: dict[str, Callable[[], Iterator[Figure]]] = {
             "cost": self._costs,
@@ -150,14 +151,16 @@ class Surface:
         """The API in this process and a server of each form, measured in turn."""
         with ExitStack() as stack:
             servers = {
-                form: stack.enter_context(Served(Setup(form=form, is_real=True, model=self._model, options=REAL)))
+                form: stack.enter_context(
+                    Served(Setup(form=form, is_real=True, model=self._model, options=self._real_options))
+                )
                 for form in FORMS
             }
             yield from asyncio.run(self._compare(servers))
 
     async def _compare(self, servers: dict[str, Served]) -> list[Figure]:
         figures: list[Figure] = []
-        async with AsyncLLM(self._model, **REAL) as llm:
+        async with AsyncLLM(self._model, **self._real_options) as llm:
             for count, num_tokens in self._effort.model_tokens.items():
                 rates = await self._in_turn(
                     self._effort.rounds,
@@ -243,12 +246,13 @@ def _first_figures(firsts: dict[str, list[float]]) -> Iterator[Figure]:
         )
 
 
-def measure(*, quick: bool, only: Sequence[str] = ()) -> dict[str, Any]:
-    """The record: {"machine": …, "figures": […]}."""
+def measure(*, quick: bool, threads: int, only: Sequence[str] = ()) -> dict[str, Any]:
+    """The record: {"machine": …, "figures": […]}. `threads`: of the real model."""
     begun = time.monotonic()
-    figures = list(Surface(QUICK if quick else Effort()).run(only))
+    figures = list(Surface(QUICK if quick else Effort(), threads=threads).run(only))
     described = {
         **machine.describe(),
+        "threads": threads,
         "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
         "mode": "quick" if quick else "full",
         "minutes": round((time.monotonic() - begun) / 60, 1),

@@ -1,10 +1,10 @@
-"""The benches of the scheduling laboratory as commands: cost models, simulations against reality, the scheduler.
+"""Every bench as a command: which options it takes, what it measures, and its record and table.
 
 Must not know Typer.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,29 +14,116 @@ from mini_vllm.cli.session import fetch
 from mini_vllm.config import EngineConfig
 from mini_vllm.errors import ConfigError
 
-OTHERS = ("peers", "neighbours", "server", "speculative", "show RECORD")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What the command line asks of a bench."""
+    """What the command line asks of a bench. `given`: the options that it names itself, as they are written."""
 
-    model: str | None = None
-    threads: int | None = None
-    target: Path | None = None  # of the record
-    rounds: int = 3
+    argument: Path | None = None  # a record or a model
     quick: bool = False
+    smoke: bool = False
+    target: Path | None = None  # of the record
+    only: tuple[str, ...] = ()
+    threads: int | None = None
+    rounds: int | None = None
+    given: frozenset[str] = frozenset()
+
+    @property
+    def num_threads(self) -> int:
+        """Of the engines: those asked for, or our own number."""
+        from mini_vllm.kernels.native_threads import default_threads
+
+        return self.threads or default_threads()
+
+    def repeats(self, *, whole: int, quick: int) -> int:
+        """The rounds asked for, or so many by default."""
+        return self.rounds or (quick if self.quick else whole)
 
 
-def run(what: str, work: Work) -> None:
-    """Run a bench by its name; `ConfigError` names all if it is none."""
-    if what not in OURS:
-        choices = ", ".join(f"`bench {name}`" for name in (*OTHERS, *OURS))
-        raise ConfigError(f"bench is given {what!r}; write one of {choices}")
-    OURS[what](work)
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What runs it (False: it failed), and which options it takes."""
+
+    run: Callable[[Work], bool]
+    takes: frozenset[str]
 
 
-def _cost_model(work: Work) -> None:
+def run(what: str, work: Work) -> bool:
+    """Run a bench by its name; False if it failed. `ConfigError` names all if it is none, and an option not for it."""
+    if what not in BENCHES:
+        raise ConfigError(f"bench is given {what!r}; write one of {_commands(BENCHES)}")
+    _refuse_idle_options(what, work)
+    EngineConfig.from_options(threads=work.threads)
+    return BENCHES[what].run(work)
+
+
+def _refuse_idle_options(what: str, work: Work) -> None:
+    """`ConfigError` for what would change nothing. Variables of the environment are meant for whoever knows them."""
+    for name in sorted(work.given - BENCHES[what].takes):
+        takers = _commands(bench for bench, entry in BENCHES.items() if name in entry.takes)
+        raise ConfigError(f"{name} changes nothing in `bench {what}`; leave it out, or use it with {takers}")
+    if work.argument is not None and what not in ("show", *_WITH_MODEL):
+        takers = f"a record goes with `bench show`, a model with {_commands(_WITH_MODEL)}"
+        raise ConfigError(
+            f"`bench {what}` is given {str(work.argument)!r}, which it does not read; leave it out: {takers}"
+        )
+    if work.smoke and {"--quick", "--full"} & work.given:
+        raise ConfigError("--smoke has an extent of its own; leave out --quick and --full, or leave out --smoke")
+    if what == "server" and "--threads" in work.given and work.only and "model" not in work.only:
+        raise ConfigError(
+            f"--threads is for the part model of `bench server`, not for {', '.join(work.only)}; add model to --only, "
+            "or leave out --threads"
+        )
+
+
+def _commands(names: Iterable[str]) -> str:
+    return ", ".join(f"`bench {name}{' RECORD' if name == 'show' else ''}`" for name in names)
+
+
+def _peers(work: Work) -> bool:
+    from mini_vllm.bench import compare, report
+    from mini_vllm.bench.plan import Selection
+
+    selection = Selection.parse(work.only)
+    found = compare.Comparison(selection=selection, quick=work.quick, smoke=work.smoke, threads=work.num_threads).run()
+    if work.target is not None:
+        compare.write_record(found, work.target)
+    write(report.render(found))
+    return not (work.smoke and any("error" in row for row in found["ratios"]))
+
+
+def _neighbours(work: Work) -> bool:
+    from mini_vllm.bench import compare, report
+
+    comparison = compare.Comparison(quick=work.quick, threads=work.num_threads)
+    found = comparison.beside_neighbours(work.repeats(whole=10, quick=2))
+    if work.target is not None:
+        compare.write_record(found, work.target)
+    write(report.render(found))
+    return True
+
+
+def _server(work: Work) -> bool:
+    from mini_vllm.bench import surface
+
+    return _show_figures(surface.measure(quick=work.quick, threads=work.num_threads, only=work.only), work.target)
+
+
+def _speculative(work: Work) -> bool:
+    from mini_vllm.bench import speculative
+
+    measured = speculative.measure(quick=work.quick, threads=work.num_threads, only=work.only)
+    return _show_figures(measured if work.target is None else joined(work.target, measured), work.target)
+
+
+def _show(work: Work) -> bool:
+    if work.argument is None:
+        raise ConfigError("`bench show` needs the record to show; write `bench show RECORD`")
+    write(shown(work.argument))
+    return True
+
+
+def _cost_model(work: Work) -> bool:
     from mini_vllm.bench import simulating
     from mini_vllm.simulation.costs import default_file
 
@@ -46,30 +133,43 @@ def _cost_model(work: Work) -> None:
     about = found.about
     errors = about["relative_error"]
     write(f"{path}: fitted to {about['steps']} steps, error median {errors['median']:.1%}, p90 {errors['p90']:.1%}\n")
+    return True
 
 
-def _simulation(work: Work) -> None:
+def _simulation(work: Work) -> bool:
     from mini_vllm.bench import simulating
 
-    record = simulating.truth_check(_config(work), rounds=1 if work.quick else work.rounds)
+    record = simulating.truth_check(_config(work), rounds=work.repeats(whole=3, quick=1))
     _keep(record, work.target)
     write(simulating.render(record))
+    return True
 
 
-def _scheduler(work: Work) -> None:
-    from mini_vllm.bench import beside, control_plane, figures, machine
+def _scheduler(work: Work) -> bool:
+    from mini_vllm.bench import beside, control_plane, machine
 
     config = _config(work)
     found = [*control_plane.figures(), *beside.figures(config)]
     if not work.quick:
         found.append(control_plane.cluster_figure())
-    record = {"machine": machine.describe(), "figures": [figure.as_json() for figure in found]}
-    if work.target is not None:
-        figures.write_record(record, work.target)
-    write(figures.render(record))
+    return _show_figures(
+        {"machine": machine.describe(), "figures": [figure.as_json() for figure in found]}, work.target
+    )
 
 
-OURS = {"cost-model": _cost_model, "simulation": _simulation, "scheduler": _scheduler}
+_EXTENT = frozenset({"--quick", "--full"})
+_COMMON = _EXTENT | {"--json", "--threads"}
+BENCHES = {
+    "peers": Bench(_peers, _COMMON | {"--smoke", "--only"}),
+    "neighbours": Bench(_neighbours, _COMMON | {"--rounds"}),
+    "server": Bench(_server, _COMMON | {"--only"}),
+    "speculative": Bench(_speculative, _COMMON | {"--only"}),
+    "show": Bench(_show, frozenset()),
+    "cost-model": Bench(_cost_model, _COMMON - _EXTENT),
+    "simulation": Bench(_simulation, _COMMON | {"--rounds"}),
+    "scheduler": Bench(_scheduler, _COMMON),
+}
+_WITH_MODEL = ("cost-model", "simulation", "scheduler")
 
 
 def shown(path: Path) -> str:
@@ -114,9 +214,18 @@ def joined(path: Path, measured: dict[str, Any]) -> dict[str, Any]:
 
 def _config(work: Work) -> EngineConfig:
     """The default settings of a server, but for the model; fetched if need be."""
-    config = EngineConfig.from_options(**({"model": work.model} if work.model else {}), threads=work.threads)
+    config = EngineConfig.from_options(**({"model": str(work.argument)} if work.argument else {}), threads=work.threads)
     fetch(config)
     return config
+
+
+def _show_figures(record: dict[str, Any], target: Path | None) -> bool:
+    from mini_vllm.bench import figures
+
+    if target is not None:
+        figures.write_record(record, target)
+    write(figures.render(record))
+    return True
 
 
 def _keep(record: Mapping[str, object], target: Path | None) -> None:

@@ -8,11 +8,10 @@ from typing import Annotated
 import typer
 
 from mini_vllm.cli import benching
-from mini_vllm.cli.render import write
-from mini_vllm.config import EngineConfig
 
 
 def command(  # noqa: PLR0913 - one for each option
+    ctx: typer.Context,
     what: Annotated[
         str,
         typer.Argument(
@@ -55,7 +54,8 @@ def command(  # noqa: PLR0913 - one for each option
             "--rounds",
             envvar="MINI_VLLM_ROUNDS",
             min=1,
-            help="neighbours: pairs of each row (10); simulation: repetitions, whose medians count (3)",
+            help="neighbours: pairs of each row (10; 2 with --quick); simulation: repetitions, whose medians "
+            "count (3; 1 with --quick)",
         ),
     ] = None,
 ) -> None:
@@ -69,39 +69,28 @@ def command(  # noqa: PLR0913 - one for each option
     and, without --quick, how long 100,000 simulated requests take.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
-    from mini_vllm.bench import compare, figures, report
-    from mini_vllm.bench.plan import Selection
-    from mini_vllm.kernels.native_threads import default_threads
+    written = {
+        "quick": "--quick" if quick else "--full",
+        "smoke": "--smoke",
+        "json_file": "--json",
+        "only": "--only",
+        "threads": "--threads",
+        "rounds": "--rounds",
+    }
+    work = benching.Work(
+        argument=record,
+        quick=quick,
+        smoke=smoke,
+        target=json_file,
+        only=tuple(name for words in only or [] for name in words.split(",") if name),
+        threads=threads,
+        rounds=rounds,
+        given=frozenset(option for name, option in written.items() if _is_written(ctx, name)),
+    )
+    if not benching.run(what, work):
+        raise typer.Exit(1)
 
-    count = EngineConfig.from_options(threads=threads).model.threads or default_threads()
-    if what == "peers":
-        found = compare.Comparison(selection=Selection.parse(only or []), quick=quick, smoke=smoke, threads=count).run()
-        if json_file is not None:
-            compare.write_record(found, json_file)
-        write(report.render(found))
-        if smoke and any("error" in row for row in found["ratios"]):
-            raise typer.Exit(1)
-    elif what == "server":
-        from mini_vllm.bench import surface
 
-        measured = surface.measure(quick=quick, only=[name for part in only or [] for name in part.split(",")])
-        if json_file is not None:
-            figures.write_record(measured, json_file)
-        write(figures.render(measured))
-    elif what == "speculative":
-        from mini_vllm.bench import speculative
-
-        measured = speculative.measure(quick=quick, only=[name for part in only or [] for name in part.split(",")])
-        if json_file is not None:
-            measured = benching.joined(json_file, measured)
-            figures.write_record(measured, json_file)
-        write(figures.render(measured))
-    elif what == "neighbours":
-        write(report.table(compare.neighbours(threads=count, rounds=10 if rounds is None else rounds)))
-    elif what == "show" and record is not None:
-        write(benching.shown(record))
-    else:
-        model = None if record is None else str(record)
-        repeats = 3 if rounds is None else rounds
-        work = benching.Work(model=model, threads=threads, target=json_file, rounds=repeats, quick=quick)
-        benching.run(what, work)
+def _is_written(ctx: typer.Context, name: str) -> bool:
+    """Whether the command line has this option, and not a variable of the environment."""
+    return getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"
