@@ -71,6 +71,8 @@ bool can_run(const mv_op &op, const mv_store &s) {
   if (op.kind < 0 || op.kind >= MV_NUM_OPS) return false;
   if (op.out_format != MV_F32 && !can_round(op)) return false;
   if (op.kind == MV_LINEAR_SILU_MUL && !can_gate(op)) return false;
+  const bool is_product = op.kind == MV_LINEAR || op.kind == MV_LINEAR_SILU_MUL;  // teams deal them out by their bytes
+  if (is_product && mv_matrix_bytes(op.weight->format, 1, op.weight->cols) < 1) return false;
   if (op.kind != MV_ROPE_STORE && op.kind != MV_ATTEND) return true;
   return op.layer >= 0 && op.layer < s.num_layers && op.num_kv_heads == s.num_kv_heads && op.num_kv_heads > 0 &&
          op.num_heads % op.num_kv_heads == 0 && op.head_dim == s.head_dim && op.head_dim <= MAX_HEAD_DIM &&

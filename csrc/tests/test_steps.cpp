@@ -150,6 +150,27 @@ MV_TEST(programs_that_cannot_run_are_refused) {
   }
 }
 
+// Their panels have no bytes, by which a team deals products out.
+MV_TEST(products_without_columns_are_refused) {
+  Random random(context.seed);
+  const TeamHandle team(2);
+  Store store(MV_F32, 1, 2, 4, 1, 4);
+  const mv_limits limits = {4, 1, 4, 9, 9};
+  for (const Format &format : formats()) {
+    for (int cols : {0, format.group}) {
+      trying("a %s matrix of %d columns", format.name, cols);
+      const Matrix matrix(random, format, 32, cols, false);
+      Program plain(team, context.isa, store, limits);
+      plain.linear(plain.input(cols), matrix, nullptr, 0);
+      MV_CHECK_EQUAL(plain.finish(), cols > 0);
+      if (format.id > MV_BF16) continue;
+      Program gated(team, context.isa, store, limits);
+      gated.linear_silu_mul(gated.input(cols), matrix);
+      MV_CHECK_EQUAL(gated.finish(), cols > 0);
+    }
+  }
+}
+
 // An index that 32 bits cannot hold: elements of a store, and of a matrix.
 MV_TEST(large_pools_and_tables_are_addressed_in_full) {
   Random random(context.seed);
