@@ -17,6 +17,24 @@ struct QueryTile {
   int32_t seq, first_row, num_rows, first_position;
 };
 
+// A head that greedy steps read in part: its rows in 6 bits, and what they miss. See kernels/screen.cpp.
+struct ScreenLead {
+  float estimate;
+  int32_t panel;
+};
+struct ScreenMark {
+  float reach, rounded, apart;  // a row may be the largest if estimate + error * rounded + length * apart >= reach
+};
+struct ScreenView {
+  const mv_matrix *codes;  // format MV_SCREEN
+  float *errors;           // [16 * panels] of each row: length of what its codes miss, and what rounding adds
+  float *lengths;          // [16 * panels] of each row, or NULL where the head takes activations in int8
+  ScreenLead *leads;       // [rows][pieces of a row]
+  ScreenMark *marks;       // [rows]
+  int32_t limit;           // of the step: rows below it compete
+  int64_t *computed;       // panels of rows whose logits MV_SCREEN_REST had to compute
+};
+
 // One step as kernels see it.
 struct StepView {
   mv_step in;
@@ -29,6 +47,7 @@ struct StepView {
   float *partials;      // [num_tiles * kv heads * num_splits] states, when split_units
   int64_t partial_len;  // floats per state
   int32_t rows[2];      // by enum mv_rows
+  const ScreenView *screen;  // of a head that is screened, or NULL
 };
 
 // One thread as kernels see it.

@@ -17,7 +17,7 @@ extern "C" {
 #endif
 
 // Changes whenever a struct, a signature or what they mean does; the Python binding refuses another number.
-#define MV_ABI_VERSION 8
+#define MV_ABI_VERSION 9
 
 enum mv_format { MV_F32 = 0, MV_F16 = 1, MV_BF16 = 2, MV_Q8_0 = 3, MV_Q4_0 = 4, MV_Q4_1 = 5,
                  MV_Q5_0 = 6, MV_Q5_1 = 7, MV_Q2_K = 8, MV_Q3_K = 9, MV_Q4_K = 10, MV_Q5_K = 11, MV_Q6_K = 12,
@@ -62,7 +62,12 @@ enum mv_op_kind {
   MV_QUANTIZE = 14,        // x, weight = whose product comes next -> out: x as that product wants it; quantised
                            // weights: width / 10 groups of int8 (quantize.cpp), bfloat16: width pairs of bfloat16
   MV_LINEAR_SILU_MUL = 15, // x, weight [2 width, K] = gate's rows, then up's -> out = silu(x gate^T) * (x up^T)
-  MV_NUM_OPS = 16
+  // Made by the library itself, for steps with a greedy_limit (kernels/screen.cpp)
+  MV_SCREEN_MAKE = 16,
+  MV_SCREEN_LEAD = 17,
+  MV_SCREEN_PICK = 18,
+  MV_SCREEN_REST = 19,
+  MV_NUM_OPS = 20
 };
 
 enum mv_rows { MV_ROWS_TOKENS = 0, MV_ROWS_OUTPUT = 1 };  // T rows, or as many as need an output
@@ -89,6 +94,9 @@ typedef struct mv_step {
   int32_t num_tokens, num_seqs, num_logit_rows;
   int32_t table_width;  // entries per row of block_tables
   const int32_t *token_ids, *positions, *slots, *query_starts, *seq_lens, *block_tables, *logit_rows;
+  int32_t greedy_limit;  // > 0: of each row's logits with an index below it, only the largest is wanted, the first of equals;
+                         // the others may be anything below it. 0: all are wanted
+  int32_t unused;
 } mv_step;
 
 typedef struct mv_limits {

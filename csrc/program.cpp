@@ -8,6 +8,7 @@
 #include "isa.h"
 #include "kernel_table.h"
 #include "kv_layout.h"
+#include "screen.h"
 #include "team.h"
 
 namespace mv {
@@ -68,7 +69,7 @@ bool can_gate(const mv_op &op) {
 
 // What kernels take for granted of an op.
 bool can_run(const mv_op &op, const mv_store &s) {
-  if (op.kind < 0 || op.kind >= MV_NUM_OPS) return false;
+  if (op.kind < 0 || op.kind >= MV_SCREEN_MAKE) return false;
   if (op.out_format != MV_F32 && !can_round(op)) return false;
   if (op.kind == MV_LINEAR_SILU_MUL && !can_gate(op)) return false;
   const bool is_product = op.kind == MV_LINEAR || op.kind == MV_LINEAR_SILU_MUL;  // teams deal them out by their bytes
@@ -100,7 +101,8 @@ struct mv_program {
   const mv::KernelTable *table;
   mv_store store;
   mv_limits limits;
-  std::vector<mv_op> hidden_ops, logit_ops, all_ops;
+  std::vector<mv_op> hidden_ops, logit_ops, all_ops, screened_ops;
+  std::unique_ptr<mv::Screen> screen;  // for greedy steps: all_ops, but for the head
   const float *hidden = nullptr;  // where the last hidden op writes
   int64_t hidden_stride = 0;
   int64_t scratch_stride = 64, partial_len = 0;
@@ -198,8 +200,11 @@ struct mv_program {
 
   // A step that is_whole.
   void begin_whole(const mv_step &in) {
+    const bool screened = in.num_logit_rows > 0 && screen && screen->takes(in, *team, *table);
     whole = view(in);
-    begun = team->begin(job(all_ops, in.num_logit_rows > 0 ? all_ops.size() : hidden_ops.size(), whole));
+    whole.screen = screened ? screen->view() : nullptr;
+    const std::vector<mv_op> &ops = screened ? screened_ops : all_ops;
+    begun = team->begin(job(ops, in.num_logit_rows > 0 ? ops.size() : hidden_ops.size(), whole));
   }
 
   // Long steps go through the ops in parts of about the same length, so that what one op leaves for the next is still in
@@ -272,6 +277,12 @@ extern "C" mv_program *mv_program_create(mv_team *team, const char *isa, const m
     program->add_ops(program->logit_ops, logit_ops, num_logit_ops);
     program->all_ops = program->hidden_ops;
     program->all_ops.insert(program->all_ops.end(), program->logit_ops.begin(), program->logit_ops.end());
+    program->screen = mv::Screen::of(program->logit_ops, *limits);
+    if (program->screen) {
+      const std::vector<mv_op> &head = program->screen->ops();
+      program->screened_ops = program->hidden_ops;
+      program->screened_ops.insert(program->screened_ops.end(), head.begin(), head.end());
+    }
     program->hidden = program->hidden_ops.back().out;
     program->hidden_stride = program->hidden_ops.back().out_stride;
     program->scratch_stride = (program->scratch_stride + 4095) / 4096 * 4096;

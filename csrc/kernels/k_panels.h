@@ -23,7 +23,7 @@ namespace mv {
 
 constexpr int SUPER_COLUMNS = 256;
 
-static inline bool is_k_format(int32_t format) { return format >= MV_Q2_K; }
+static inline bool is_k_format(int32_t format) { return format >= MV_Q2_K && format < MV_NUM_FORMATS; }
 
 struct KLayout {
   int code_bits;     // 4 or 8

@@ -14,6 +14,7 @@ extern const Kernel LINEAR, LINEAR_SILU_MUL;  // linear.cpp
 extern const Kernel QUANTIZE;         // quantize.cpp
 extern const Kernel ROPE_STORE;       // rope.cpp
 extern const Kernel ATTEND, COMBINE;  // attention.cpp
+extern const Kernel SCREEN_MAKE, SCREEN_LEAD, SCREEN_PICK, SCREEN_REST;  // screen.cpp
 int64_t attend_scratch_bytes(const mv_op &op, const mv_store &store);
 int64_t attend_partial_len(const mv_op &op);
 void round_to_bf16(const mv_op &op, int64_t begin, int64_t end);  // linear.cpp

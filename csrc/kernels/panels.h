@@ -9,12 +9,15 @@
 //   8-bit codes        panel[k / 4][16 rows][k % 4], unsigned (Q8_0 and Q5_0: signed code + 128); a 32-bit lane holds
 //                      four neighbours in k, as the byte dot products want them
 //   4-bit codes        panel[k / 8][16 rows][k % 4]: quads 2i in the low and 2i + 1 in the high four bits of a byte
+//   6-bit codes        32 columns: their low four bits like 4-bit codes, then [k / 16][16 rows][k % 4], a byte's bits 2i and
+//                      2i + 1 being the upper two bits of quad i (MV_SCREEN: the library's own, see screen.cpp)
 //
 // Quantised panels are a row of pairs, so that all of a pair begins on a cache line and a panel is one stream:
 //
 //   [ codes of 32 columns | codes of 32 more | float16 scales [2][16 rows] | Q4_1, Q5_1: float16 minima [2][16 rows] ]
 //
 //   Q8_0, Q5_0: w = scale (code - 128)      Q4_0: w = scale (code - 8)      Q4_1, Q5_1: w = scale code + minimum
+//   MV_SCREEN: w = scale (code - 32)
 //
 // Codes of 5 bits are kept in 8. GGUF's K formats: k_panels.h.
 //
@@ -31,12 +34,15 @@ namespace mv {
 
 constexpr int PANEL = 16;
 constexpr int GROUP_COLUMNS = 32;  // columns that share a scale
+constexpr int32_t MV_SCREEN = 32;  // beyond enum mv_format
+constexpr int SCREEN_ABOVE = GROUP_COLUMNS * PANEL / 2;  // bytes of a group before its codes' upper bits
 
 static inline bool is_quantized(int32_t format) { return format >= MV_Q8_0; }
 
 static constexpr bool has_minimum(int32_t format) { return format == MV_Q4_1 || format == MV_Q5_1; }
 // Bytes of the codes of one group, and of a pair of groups with its scales.
 static constexpr int64_t group_bytes(int32_t format) {
+  if (format == MV_SCREEN) return GROUP_COLUMNS * PANEL / 4 * 3;
   return GROUP_COLUMNS * PANEL / (format == MV_Q4_0 || format == MV_Q4_1 ? 2 : 1);
 }
 static constexpr int64_t pair_bytes(int32_t format) {

@@ -35,20 +35,22 @@ struct Q8 {
   static constexpr int SHARE = 1;
   static constexpr int32_t FORMAT = MV_Q8_0;
   static constexpr bool MINIMUM = false;
-  static MV_INLINE void quads(const char *codes, Bytes (&w)[SHARE]) { w[0] = eight_bit_codes(load_bytes(codes)); }
+  static MV_INLINE void quads(const char *group, int i, Bytes (&w)[SHARE]) {
+    w[0] = eight_bit_codes(load_bytes(group + i * 64));
+  }
   static MV_INLINE I start(const int32_t *term) { return EIGHT_BIT_CODES_ARE_SIGNED ? I{} : I{} + *term; }
 };
 struct Q5_1 {
   static constexpr int SHARE = 1;
   static constexpr int32_t FORMAT = MV_Q5_1;
   static constexpr bool MINIMUM = true;
-  static MV_INLINE void quads(const char *codes, Bytes (&w)[SHARE]) { w[0] = load_bytes(codes); }
+  static MV_INLINE void quads(const char *group, int i, Bytes (&w)[SHARE]) { w[0] = load_bytes(group + i * 64); }
   static MV_INLINE I start(const int32_t *) { return I{}; }
 };
 struct Q4 {
   static constexpr int SHARE = 2;
-  static MV_INLINE void quads(const char *codes, Bytes (&w)[SHARE]) {
-    Bytes both = load_bytes(codes);
+  static MV_INLINE void quads(const char *group, int i, Bytes (&w)[SHARE]) {
+    Bytes both = load_bytes(group + i * 64);
     w[0] = both & 15;
     w[1] = high_nibbles(both);
   }
@@ -64,6 +66,22 @@ struct Q4_1 : Q4 {
   static MV_INLINE I start(const int32_t *) { return I{}; }
 };
 
+// Of activations that were rounded for Q8_0: -128 Q / 4 = -32 Q.
+struct Screen {
+  static constexpr int SHARE = 4;
+  static constexpr int32_t FORMAT = MV_SCREEN;
+  static constexpr bool MINIMUM = false;
+  static MV_INLINE void quads(const char *group, int i, Bytes (&w)[SHARE]) {
+    const U above = (U)load_bytes(group + SCREEN_ABOVE + i * 64);
+    const Bytes first = load_bytes(group + i * 128), second = load_bytes(group + i * 128 + 64);
+    w[0] = (first & 15) | ((Bytes)(above << 4) & 48);
+    w[1] = high_nibbles(first) | ((Bytes)(above << 2) & 48);
+    w[2] = (second & 15) | ((Bytes)above & 48);
+    w[3] = high_nibbles(second) | ((Bytes)(above >> 2) & 48);
+  }
+  static MV_INLINE I start(const int32_t *term) { return I{} + *term / 4; }
+};
+
 template <typename Q>
 MV_INLINE I dot(I sum, Bytes w, int32_t x) {
   if constexpr (Q::SHARE == 1) return dot_eight(sum, w, x);
@@ -74,6 +92,7 @@ template <typename Q>
 struct Quantized {
   static constexpr bool ONE_PANEL_AT_ONE_ROW = W == 16;
   static constexpr int64_t PIECE = pair_bytes(Q::FORMAT);
+  static constexpr int64_t LOAD = group_bytes(Q::FORMAT) * Q::SHARE / QUADS;  // bytes that SHARE quads come from
 #if defined(__AVX512F__)
   static constexpr int ROWS_4 = 2, ROWS_2 = 6, ROWS_1 = 6;
 #elif defined(__AVX2__)
@@ -115,9 +134,9 @@ struct Quantized {
       const int8_t *columns = x.codes + g * GROUP_COLUMNS;
       MV_UNROLL for (int i = 0; i < QUADS / Q::SHARE; i++) {
         Bytes w[NP * V][Q::SHARE];
-        if (ALONE) stream.ask(g % 2 * group_bytes(Q::FORMAT) + i * 64, 64);
+        if (ALONE) stream.ask(g % 2 * group_bytes(Q::FORMAT) + i * LOAD, LOAD);
         MV_UNROLL for (int v = 0; v < NP * V; v++) {
-          Q::quads(group + v / V * bytes + i * 64 + v % V * int(sizeof(Bytes)), w[v]);
+          Q::quads(group + v / V * bytes + v % V * int(sizeof(Bytes)), i, w[v]);
         }
         MV_UNROLL for (int j = 0; j < Q::SHARE; j++) {
           MV_UNROLL for (int m = 0; m < MR; m++) {
@@ -162,6 +181,7 @@ void multiply_quantized(const mv_op &op, int64_t num_rows, int64_t begin, int64_
     case MV_Q4_0: return multiply_units<Quantized<Q4_0>>(op, num_rows, begin, end, next);
     case MV_Q4_1: return multiply_units<Quantized<Q4_1>>(op, num_rows, begin, end, next);
     case MV_Q5_1: return multiply_units<Quantized<Q5_1>>(op, num_rows, begin, end, next);
+    case MV_SCREEN: return multiply_units<Quantized<Screen>>(op, num_rows, begin, end, next);
     default: return multiply_k_quantized(op, num_rows, begin, end, next);
   }
 }

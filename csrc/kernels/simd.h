@@ -94,6 +94,19 @@ static MV_INLINE F min(F a, F b) {
 static MV_INLINE F as_float(I v) { return (F)v; }
 static MV_INLINE I as_int(F v) { return (I)v; }
 
+// Whether a comparison holds in all lanes.
+static MV_INLINE bool all_lanes(I mask) {
+#if defined(__AVX512F__)
+  return _mm512_movepi32_mask((__m512i)mask) == 0xffff;
+#elif defined(__AVX2__)
+  return _mm256_movemask_ps((__m256)mask) == 0xff;
+#else
+  I all = mask;
+  for (int i = 1; i < W; i++) all[0] &= mask[i];
+  return all[0] != 0;
+#endif
+}
+
 // Lanes base, base + 1, …
 static MV_INLINE I lane_index(int base) {
   I v;

@@ -25,6 +25,10 @@ static KernelTable make_table() {
   table.kernels[MV_GELU] = GELU;
   table.kernels[MV_TAKE_ROWS] = TAKE_ROWS;
   table.kernels[MV_QUANTIZE] = QUANTIZE;
+  table.kernels[MV_SCREEN_MAKE] = SCREEN_MAKE;
+  table.kernels[MV_SCREEN_LEAD] = SCREEN_LEAD;
+  table.kernels[MV_SCREEN_PICK] = SCREEN_PICK;
+  table.kernels[MV_SCREEN_REST] = SCREEN_REST;
   table.attend_scratch_bytes = attend_scratch_bytes;
   table.attend_partial_len = attend_partial_len;
   return table;

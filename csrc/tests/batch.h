@@ -12,7 +12,7 @@ namespace mvt {
 // The arrays of one step. They are copied to memory of exactly their size for the run.
 struct Step {
   std::vector<int32_t> token_ids, positions, slots, query_starts{0}, seq_lens, block_tables, logit_rows;
-  int32_t table_width = 1;
+  int32_t table_width = 1, greedy_limit = 0;
 
   int num_tokens() const { return int(token_ids.size()); }
   int num_seqs() const { return int(seq_lens.size()); }

@@ -202,6 +202,14 @@ double decode_half(uint16_t half) {
   return half & 0x8000 ? -magnitude : magnitude;
 }
 
+void write_plain(int32_t format, double x, uint8_t *bytes) {
+  if (format == MV_F16) return write16(bytes, encode_half(x));
+  const float value = float(round_to(format, x));
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  format == MV_F32 ? void(std::memcpy(bytes, &bits, 4)) : write16(bytes, uint16_t(bits >> 16));
+}
+
 double round_to(int32_t format, double x) {
   if (format == MV_F32) return round_bits(x, 24, -126);
   double rounded = format == MV_F16 ? round_bits(x, 11, -14) : round_bits(x, 8, -126);

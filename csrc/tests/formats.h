@@ -28,6 +28,8 @@ const Format &format_of(int32_t id);
 // The nearest number that a plain format (f32, f16, bf16) holds; ties go to the even one.
 double round_to(int32_t format, double x);
 double decode_half(uint16_t half);
+// x as f32, f16 or bf16 holds it.
+void write_plain(int32_t format, double x, uint8_t *bytes);
 
 // A random matrix, as rows of the file and decoded.
 class Matrix {

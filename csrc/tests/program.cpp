@@ -226,7 +226,8 @@ struct ExactStep {
                copy(s.block_tables), copy(s.logit_rows)},
         view{s.num_tokens(), s.num_seqs(), int32_t(s.logit_rows.size()), s.table_width,
              array(0),       array(1),     array(2),                     array(3),
-             array(4),       array(5),     array(6)} {}
+             array(4),       array(5),     array(6),                     s.greedy_limit,
+             0} {}
 };
 
 }  // namespace

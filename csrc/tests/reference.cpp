@@ -325,7 +325,8 @@ void expect_row(const Run &run, const mv_op &op, int row, std::vector<Expected> 
 
 const char *op_name(int32_t kind) {
   static const char *names[] = {"embed",  "embed_positions", "add",     "rms_norm", "layer_norm", "qk_norm", "linear", "rope_store",
-                                "attend", "attend_combine",  "silu_mul", "gelu_mul", "gelu",       "take_rows", "quantize", "linear_silu_mul"};
+                                "attend", "attend_combine",  "silu_mul", "gelu_mul", "gelu",       "take_rows", "quantize", "linear_silu_mul",
+                                "screen_make", "screen_lead", "screen_pick", "screen_rest"};
   static_assert(sizeof names / sizeof names[0] == MV_NUM_OPS, "names of all ops");
   return names[kind];
 }

@@ -237,7 +237,7 @@ MV_TEST(large_matrices_are_addressed_in_full) {
     op.weight = &matrix;
     mv_program *program = mv_program_create(team.team, context.isa, &store.shape, &limits, &op, 1, nullptr, 0);
     const int32_t token = rows - 2, zero = 0, starts[] = {0, 1}, length = 1;
-    const mv_step step = {1, 1, 0, 1, &token, &zero, &zero, starts, &length, &zero, nullptr};
+    const mv_step step = {1, 1, 0, 1, &token, &zero, &zero, starts, &length, &zero, nullptr, 0, 0};
     MV_CHECK_EQUAL(mv_program_run(program, &step), MV_OK);
     double error = 0;
     for (int i = 0; i < cols; i++) error = std::max(error, std::fabs(op.out[i] - values[size_t(i)]));

@@ -111,3 +111,10 @@ def test_the_quickstart_generates_60_tokens(default_model, capsys):
     runpy.run_path(str(Path(__file__).parents[2] / "quickstart.py"), run_name="__main__")
     shown = capsys.readouterr().out
     assert shown.startswith("Once upon a time") and len(shown) > 150
+
+
+def test_greedy_text_is_the_same_whether_or_not_all_logits_are_needed(llm):
+    whole = llm.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=60, logprobs=1))
+    for prompt, expected in zip(PROMPTS, whole):
+        [alone] = llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=60))
+        assert alone.outputs[0].token_ids == expected.outputs[0].token_ids

@@ -95,6 +95,10 @@ def draw_params(source: random.Random, scale: Scale) -> SamplingParams:
     def maybe(share: float, value: object, otherwise: object) -> object:
         return value if source.random() < share else otherwise
 
+    if source.random() < 0.2:  # as plain as can be: alone, such steps read the head in part
+        return SamplingParams(
+            max_tokens=source.randint(1, scale.most_output), temperature=0.0, ignore_eos=source.random() < 0.7
+        )
     return SamplingParams(
         n=maybe(0.2, source.randint(2, 3), 1),
         max_tokens=maybe(0.05, 0, source.randint(1, scale.most_output)),

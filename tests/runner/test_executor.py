@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from quality.requantised import QUANTISED, Requantised
 from runner.tiny import VOCAB, TinyCheckpoint
 from runner.toy import Driver
 
@@ -21,7 +22,8 @@ RICH = {
 
 def load(form="f32", **options):
     options = {"model": "tiny", "executor": "native", "num_blocks": 64, "max_num_seqs": 8, **options}
-    return runner.load_executor(EngineConfig.from_options(**options), TinyCheckpoint(form), vocab_size=VOCAB - 5)
+    checkpoint = Requantised(TinyCheckpoint("f32"), form) if form in QUANTISED else TinyCheckpoint(form)
+    return runner.load_executor(EngineConfig.from_options(**options), checkpoint, vocab_size=VOCAB - 5)
 
 
 @pytest.fixture(scope="module", params=["f32", "bf16"])
@@ -208,3 +210,20 @@ def test_times_add_up_by_kind_of_op():
     assert {"embed", "linear", "attend", "rope_store"} <= set(times) and "layer_norm" not in times
     assert 0 < sum(times.values()) < 10
     assert executor.op_seconds() == {}
+
+
+@pytest.mark.parametrize("form", ["f32", "f16", "bf16", "q8_0"])
+def test_greedy_steps_that_read_the_head_in_part_choose_the_same_tokens(form):
+    """A sequence that reports log-probabilities needs all logits; one that does not, the largest alone."""
+    executor = load(form, threads=2)
+    executor.op_seconds()
+    kinds = []
+    for number in range(24):
+        driver = drive(executor)
+        prompt = [(7 * number + 3 * i * i) % VOCAB for i in range(5 + number)]
+        for seq_id, options in ((0, {}), (1, {"logprobs": 1})):
+            driver.add(seq_id, prompt, temperature=0.0, **options)
+            driver.generate(seq_id, 12)
+            kinds.append("screen_rest" in executor.op_seconds())
+        assert driver.sequences[0]["tokens"] == driver.sequences[1]["tokens"]
+    assert any(kinds[::2]) and not any(kinds[1::2])

@@ -53,6 +53,7 @@ def assert_equal(found, fresh):
             found.inputs.block_tables[index, :blocks], fresh.inputs.block_tables[index, :blocks]
         )
     assert found.sequence_rows == fresh.sequence_rows and found.is_plain == fresh.is_plain
+    assert found.inputs.greedy_limit == fresh.inputs.greedy_limit
     np.testing.assert_array_equal(found.samples.positions, fresh.samples.positions)
     np.testing.assert_array_equal(found.samples.slots, fresh.samples.slots)
 
@@ -185,3 +186,32 @@ def test_a_reset_starts_anew():
             plans.commit(plan, fake.run(plan))
         rows.clear()
     assert layouts[2] is layouts[1] and layouts[5] is layouts[4] and layouts[4] is not layouts[2]
+
+
+DECODES = {
+    "greedy": {},
+    "drawn": {"temperature": 1.0},
+    "reported": {"logprobs": 0},
+    "penalised": {"repetition_penalty": 1.1},
+}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "limit"),
+    [
+        (["greedy"], 97),
+        (["greedy", "greedy"], 97),
+        (["greedy", "drawn"], 0),
+        (["reported"], 0),
+        (["penalised", "greedy"], 0),
+    ],
+)
+def test_a_decode_step_wants_the_largest_logit_alone_if_all_of_its_sequences_do(kinds, limit):
+    rows = table()
+    for seq_id, kind in enumerate(kinds):
+        rows.admit(Admission(seq_id, (1, 2, 3), SamplingParams(**({"temperature": 0.0} | DECODES[kind])), (), (), 0))
+    prompts = [Chunk(i, 0, (1, 2, 3), 0, (i,), Outputs.LAST, samples=True) for i in range(len(kinds))]
+    build = builder(rows).build
+    assert build(prompts).inputs.greedy_limit == 0  # its head is the smaller part of a prompt
+    decodes = [Chunk(i, 3, (4,), 0, (), Outputs.LAST, samples=True) for i in range(len(kinds))]
+    assert build(decodes).inputs.greedy_limit == limit

@@ -22,7 +22,7 @@ class ToyProgram:
         self.steps = []
 
     def run(self, inputs):
-        arrays = [getattr(inputs, name) for name in inputs.__slots__]
+        arrays = [getattr(inputs, name) for name in inputs.__slots__ if name != "greedy_limit"]
         assert all(array.dtype == np.int32 and array.flags.c_contiguous for array in arrays)
         self.store[inputs.slots] = inputs.token_ids
         rows = []

@@ -179,3 +179,27 @@ def test_states_reuse_slots_and_grow():
     assert sampler.states.records[0]["num_seen"] == 0
     sampler.states.admit(0, admission)
     assert sampler.states[0].seen_counts[:2].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({"temperature": 0.0}, True),
+        ({"temperature": 0.0, "top_k": 5, "top_p": 0.5, "min_p": 0.1}, True),  # what they leave holds the largest
+        ({"temperature": 0.0, "min_tokens": 3}, False),  # eos is masked meanwhile
+        ({"temperature": 1.0}, False),
+        ({"temperature": 0.0, "logprobs": 0}, False),
+        ({"temperature": 0.0, "presence_penalty": 0.1}, False),
+        ({"temperature": 0.0, "logit_bias": {3: 1.0}}, False),
+        ({"temperature": 0.0, "logit_bias": {8: 1.0}}, True),  # of no token
+        ({"temperature": 0.0, "allowed_token_ids": [1, 2]}, False),
+        ({"temperature": 0.0, "bad_token_ids": [1]}, False),
+    ],
+)
+def test_who_takes_the_largest_logit_as_it_is(params, expected):
+    state = make_state(eos=(5,), **params)
+    assert state.takes_largest is expected
+    if expected:
+        logits = np.random.default_rng(0).standard_normal((50, 8)).astype(np.float32)
+        for at, each in enumerate(logits):
+            assert transforms.choose(each[None], [state], [2 + at], ()) == [int(each.argmax())]

@@ -24,6 +24,7 @@ class StepInputs:
     seq_lens: Int32Array  # [R] tokens known to attention after this step: last position + 1
     block_tables: Int32Array  # [R, max blocks of a sequence]; entries past a sequence's end are ignored
     logit_rows: Int32Array  # [L] which of the T rows need final hidden states and logits, ascending
+    greedy_limit: int = 0  # > 0: only the largest of each row's logits below this index is wanted, the first of equals
 
     @property
     def num_tokens(self) -> int:

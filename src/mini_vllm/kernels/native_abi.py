@@ -17,7 +17,7 @@ QUANTIZED = frozenset(_NAMES[3:])
 
 
 class OpKind(IntEnum):
-    """enum mv_op_kind, but for MV_ATTEND_COMBINE, which the library adds by itself."""
+    """enum mv_op_kind, but for those that the library adds by itself."""
 
     EMBED = 0
     EMBED_POSITIONS = 1
@@ -36,8 +36,8 @@ class OpKind(IntEnum):
     LINEAR_SILU_MUL = 15
 
 
-ATTEND_COMBINE = 9
-OP_NAMES = tuple("attend_combine" if k == ATTEND_COMBINE else OpKind(k).name.lower() for k in range(16))
+_ADDED = {9: "attend_combine", 16: "screen_make", 17: "screen_lead", 18: "screen_pick", 19: "screen_rest"}
+OP_NAMES = tuple(_ADDED.get(kind) or OpKind(kind).name.lower() for kind in range(20))
 
 
 class RowKind(IntEnum):
@@ -131,6 +131,8 @@ class Step(ctypes.Structure):
         ("seq_lens", c_void_p),
         ("block_tables", c_void_p),
         ("logit_rows", c_void_p),
+        ("greedy_limit", c_int32),
+        ("unused", c_int32),
     )
 
 

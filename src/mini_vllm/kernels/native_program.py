@@ -173,6 +173,7 @@ class NativeProgram:
             arrays[6].shape[0],
             inputs.block_tables.shape[1],
             *(array.ctypes.data for array in arrays),
+            inputs.greedy_limit,
         )
         is_as_given = all(array is given for array, given in zip(arrays, _arrays(inputs), strict=True))
         self._inputs = inputs if is_as_given else None

@@ -5,7 +5,7 @@ by one position and nothing is laid out anew. Must not know models or logits.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -89,6 +89,8 @@ class InputBuilder:
         lengths = np.array([len(chunk.token_ids) for chunk in chunks], dtype=np.int32)
         if _is_decode(chunks):
             inputs = self._fill(chunks, lines, starts, lengths, logit_rows=self._ramp[: len(chunks)])
+            if all([row.takes_largest and row.cursor is None for row in rows]):
+                inputs = replace(inputs, greedy_limit=table.states.limit)
             layout = self._decode_layout(inputs, rows, lines)
             self._decoding = _Decoding(layout, self._moving[:, : len(rows)], chunks, table)
             return layout

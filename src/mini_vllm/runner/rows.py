@@ -26,6 +26,7 @@ class Row:
     num_prompt_logprobs: int
     penalised: bool
     reports: bool = False  # whether log-probabilities of its tokens are wanted
+    takes_largest: bool = False  # of its logits; see SamplingState
     cursor: Cursor | Guide | None = None  # where it is in its grammar, and in what else bounds its next token
     num_blocks: int = 0
     last_token_ids: tuple[int, ...] = ()  # tokens that may end it
@@ -93,6 +94,7 @@ class RowTable:
             num_prompt_logprobs=admission.params.prompt_logprobs or 0,
             penalised=state.penalised,
             reports=state.num_logprobs is not None,
+            takes_largest=state.takes_largest,
             last_token_ids=admission.eos_token_ids + admission.stop_token_ids,
             max_len=_max_len(admission),
             pool=None if admission.pooling is None else Pool(admission.pooling),

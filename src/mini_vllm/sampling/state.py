@@ -80,6 +80,14 @@ class SamplingState:
         self.bias_values = np.array(list(bias.values()), dtype=np.float32)
         self.prompt_len = len(admission.prompt_token_ids)
         self.early_until = self.prompt_len + params.min_tokens if self.early.size else 0
+        self.takes_largest = self.greedy and not (
+            self.penalised
+            or params.allowed_token_ids is not None
+            or self.banned.size
+            or bias
+            or self.num_logprobs is not None
+            or (params.min_tokens and self.early.size)
+        )  # of the logits as they are, and nothing else is read of them
         self.fallback_id = self._choose_fallback()
         self._start_counts(admission.prompt_token_ids)
 
