@@ -85,8 +85,9 @@ const KernelTable *find_table(const char *isa) {
 extern "C" int32_t mv_version(void) { return MV_ABI_VERSION; }
 
 extern "C" int32_t mv_struct_bytes(int32_t which) {
-  const size_t bytes[] = {sizeof(mv_matrix), sizeof(mv_store), sizeof(mv_op), sizeof(mv_step), sizeof(mv_limits)};
-  return which >= 0 && which < 5 ? int32_t(bytes[which]) : -1;
+  const size_t bytes[] = {sizeof(mv_matrix), sizeof(mv_store), sizeof(mv_op), sizeof(mv_step), sizeof(mv_limits),
+                          sizeof(mv_follow)};
+  return which >= 0 && which < 6 ? int32_t(bytes[which]) : -1;
 }
 
 extern "C" const char *mv_isa_names(void) {

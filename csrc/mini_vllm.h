@@ -17,7 +17,7 @@ extern "C" {
 #endif
 
 // Changes whenever a struct, a signature or what they mean does; the Python binding refuses another number.
-#define MV_ABI_VERSION 9
+#define MV_ABI_VERSION 10
 
 enum mv_format { MV_F32 = 0, MV_F16 = 1, MV_BF16 = 2, MV_Q8_0 = 3, MV_Q4_0 = 4, MV_Q4_1 = 5,
                  MV_Q5_0 = 6, MV_Q5_1 = 7, MV_Q2_K = 8, MV_Q3_K = 9, MV_Q4_K = 10, MV_Q5_K = 11, MV_Q6_K = 12,
@@ -106,6 +106,20 @@ typedef struct mv_limits {
                         // Less than max_tokens only where hidden states are written by the last op alone
 } mv_limits;
 
+// How a greedy decode step is followed by the next one of the same sequences, R of them.
+typedef struct mv_follow {
+  const float *logits;  // of the program, rows of vocab
+  int32_t vocab, block_size;
+  int32_t keep;       // the step has been begun
+  int32_t may_begin;  // whether to begin the next one
+  int32_t begun;      // out: it was
+  int32_t unused;
+  const int32_t *max_lens;                        // [R] tokens at which a sequence ends
+  const int32_t *end_ids, *end_starts;            // of r: end_ids[end_starts[r]] … end_ids[end_starts[r + 1] - 1] end it
+  int32_t *token_ids, *positions, *slots, *seq_lens;  // [R] the step's own arrays
+  int32_t *chosen;                                // [R] out: tokens; -1 where no logit is a number
+} mv_follow;
+
 enum mv_status {
   MV_OK = 0,
   MV_BAD_COUNTS,        // more rows than the program was made for, or negative
@@ -123,7 +137,7 @@ typedef struct mv_team mv_team;        // threads
 typedef struct mv_program mv_program;  // two lists of ops over fixed buffers: the model, and its output head
 
 MV_EXPORT int32_t mv_version(void);
-MV_EXPORT int32_t mv_struct_bytes(int32_t which);     // 0 matrix, 1 store, 2 op, 3 step, 4 limits: checks the binding
+MV_EXPORT int32_t mv_struct_bytes(int32_t which);     // 0 matrix, 1 store, 2 op, 3 step, 4 limits, 5 follow: checks the binding
 MV_EXPORT const char *mv_isa_names(void);             // what this machine can run, best first: "avx512 avx2 portable"
 MV_EXPORT int32_t mv_isa_supported(const char *isa);  // 1 or 0; "none", for measuring alone, computes nothing
 
@@ -159,6 +173,9 @@ MV_EXPORT int32_t mv_program_begin(mv_program *program, const mv_step *step);
 // keep: joins in; 1 when the step that was begun is done, 0 if none is under way (any other run of the team ends it).
 // Else drops it; K and V that it has stored by then stay.
 MV_EXPORT int32_t mv_program_end(mv_program *program, int32_t keep);
+// Ends a greedy decode step that was begun, or runs it; chooses each sequence's token; and where every sequence goes on within
+// its block, moves the step's arrays on by one position and begins that step.
+MV_EXPORT int32_t mv_program_follow(mv_program *program, const mv_step *step, mv_follow *follow);
 // Runs the logit ops on rows first … first + count of the hidden rows of the last run.
 MV_EXPORT int32_t mv_program_logits(mv_program *program, int32_t first, int32_t count);
 

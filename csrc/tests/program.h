@@ -89,6 +89,8 @@ class Program {
   bool end(bool keep);
   // The head alone, on hidden rows first … first + count.
   int32_t logits(int first, int count) { return mv_program_logits(program_, first, count); }
+  int32_t follow(const mv_step &step, mv_follow &follow) { return mv_program_follow(program_, &step, &follow); }
+  bool drop() { return mv_program_end(program_, 0) == 1; }
   void poison();  // all outputs
   bool untouched() const;  // all outputs
   bool gaps_untouched(const Step &step) const;

@@ -16,10 +16,11 @@ namespace mvt {
 
 MV_TEST(the_library_describes_itself) {
   MV_CHECK_EQUAL(mv_version(), MV_ABI_VERSION);
-  const size_t sizes[] = {sizeof(mv_matrix), sizeof(mv_store), sizeof(mv_op), sizeof(mv_step), sizeof(mv_limits)};
-  for (int i = 0; i < 5; i++) MV_CHECK_EQUAL(mv_struct_bytes(i), sizes[i]);
+  const size_t sizes[] = {sizeof(mv_matrix), sizeof(mv_store), sizeof(mv_op), sizeof(mv_step), sizeof(mv_limits),
+                          sizeof(mv_follow)};
+  for (int i = 0; i < 6; i++) MV_CHECK_EQUAL(mv_struct_bytes(i), sizes[i]);
   MV_CHECK_EQUAL(mv_struct_bytes(-1), -1);
-  MV_CHECK_EQUAL(mv_struct_bytes(5), -1);
+  MV_CHECK_EQUAL(mv_struct_bytes(6), -1);
   MV_CHECK_EQUAL(mv_sampler_row_bytes(), sizeof(mv_sampler_row));
   MV_CHECK(std::strstr(mv_isa_names(), "portable") != nullptr);
   MV_CHECK_EQUAL(mv_isa_supported("portable"), 1);

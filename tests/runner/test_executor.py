@@ -227,3 +227,76 @@ def test_greedy_steps_that_read_the_head_in_part_choose_the_same_tokens(form):
             kinds.append("screen_rest" in executor.op_seconds())
         assert driver.sequences[0]["tokens"] == driver.sequences[1]["tokens"]
     assert any(kinds[::2]) and not any(kinds[1::2])
+
+
+class Spy:
+    """Passes calls of a program's `follow` on, and remembers whether the next step was begun."""
+
+    def __init__(self, executor, monkeypatch):
+        self.begun = []
+        follow = executor.runner._program.follow
+
+        def watched(*arguments):
+            tokens, begun = follow(*arguments)
+            self.begun.append(begun)
+            return tokens, begun
+
+        monkeypatch.setattr(executor.runner._program, "follow", watched)
+
+
+def test_greedy_steps_follow_each_other_within_a_block(monkeypatch):
+    executor = load(threads=2)
+    spy = Spy(executor, monkeypatch)
+    prompt = [5, 9, 2, 77, 31]
+    expected, _, _ = alone(executor, prompt=prompt, count=40, temperature=0.0, max_tokens=99, logprobs=0)
+    assert spy.begun == []  # log-probabilities need all logits
+    tokens, _, _ = alone(executor, prompt=prompt, count=40, temperature=0.0, max_tokens=99)
+    assert tokens == expected
+    # The prompt's step gives the first token; the last one of a block waits for the scheduler's next block.
+    assert spy.begun == [position % 16 != 15 for position in range(5, 44)]
+    spy.begun.clear()
+    tokens, _, _ = alone(executor, prompt=prompt, count=8, temperature=0.0, max_tokens=8)
+    assert tokens == expected[:8] and spy.begun == [True] * 6 + [False]
+    spy.begun.clear()
+    tokens, _, _ = alone(executor, prompt=prompt, count=6, temperature=0.0, max_tokens=99, stop=(expected[3],))
+    assert tokens == expected[:6]
+    assert spy.begun == [token != expected[3] for token in expected[1:6]]
+
+
+def test_what_follows_is_dropped_when_the_plan_asks_for_something_else(monkeypatch):
+    """Sequences come, go, are evicted and join while steps are under way; each gets what it gets alone."""
+    executor = load(threads=2)
+    prompts = [PROMPT[start : start + 9] for start in range(6)]
+    expected = [
+        alone(executor, prompt=prompt, count=40, temperature=0.0, max_tokens=99, logprobs=0)[0] for prompt in prompts
+    ]
+    spy = Spy(executor, monkeypatch)
+    source = np.random.default_rng(4)
+    driver = drive(executor)
+    live = []
+    for turn, number in enumerate([*range(6)] * 3):
+        seq_id = 100 * turn + number
+        driver.add(seq_id, prompts[number], temperature=0.0, max_tokens=99)
+        live.append(seq_id)
+        for _ in range(source.integers(1, 9)):
+            some = [i for i in live if source.random() < 0.9] or live
+            driver.step(*(driver.chunk(i) for i in some))
+        for i in live:
+            found = driver.sequences[i]["tokens"][9:]
+            assert found == expected[i % 100][: len(found)]
+        if source.random() < 0.3:
+            driver.evict(live[0])
+        if len(live) > 2:
+            driver.release(live.pop(int(source.integers(len(live)))))
+    assert spy.begun.count(True) > 10 and spy.begun.count(False) > 2
+
+
+def test_logits_that_are_not_numbers_are_left_to_the_sampler(monkeypatch, caplog):
+    executor = load(threads=2)
+    driver = drive(executor)
+    driver.add(0, PROMPT[:5], temperature=0.0)
+    driver.generate(0, 2)
+    monkeypatch.setattr(executor.runner._program, "follow", lambda *_: ([-1], False))
+    monkeypatch.setattr(executor.runner._program, "logits", lambda start, stop: np.full((1, VOCAB), np.nan, np.float32))
+    driver.step(driver.chunk(0))
+    assert driver.sequences[0]["tokens"][-1] == 0 and "not numbers" in caplog.text

@@ -30,3 +30,13 @@ class StepInputs:
     def num_tokens(self) -> int:
         """T."""
         return int(self.token_ids.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Succession:
+    """What tells whether R sequences all go on after a greedy decode step, each within the block it has."""
+
+    block_size: int
+    max_lens: Int32Array  # [R] tokens at which a sequence ends
+    end_ids: Int32Array  # [E] of sequence r: end_ids[end_starts[r]] … end_ids[end_starts[r + 1] - 1] end it
+    end_starts: Int32Array  # [R + 1]

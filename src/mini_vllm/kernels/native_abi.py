@@ -149,6 +149,28 @@ class Limits(ctypes.Structure):
     )
 
 
+class Follow(ctypes.Structure):
+    """struct mv_follow: how a greedy decode step is followed by the next one."""
+
+    _fields_ = (
+        ("logits", c_void_p),
+        ("vocab", c_int32),
+        ("block_size", c_int32),
+        ("keep", c_int32),
+        ("may_begin", c_int32),
+        ("begun", c_int32),
+        ("unused", c_int32),
+        ("max_lens", c_void_p),
+        ("end_ids", c_void_p),
+        ("end_starts", c_void_p),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("seq_lens", c_void_p),
+        ("chosen", c_void_p),
+    )
+
+
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "mv_struct_bytes": (c_int32, (c_int32,)),
     "mv_isa_names": (c_char_p, ()),
@@ -179,6 +201,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "mv_program_run": (c_int32, (c_void_p, POINTER(Step))),
     "mv_program_begin": (c_int32, (c_void_p, POINTER(Step))),
     "mv_program_end": (c_int32, (c_void_p, c_int32)),
+    "mv_program_follow": (c_int32, (c_void_p, POINTER(Step), POINTER(Follow))),
     "mv_program_logits": (c_int32, (c_void_p, c_int32, c_int32)),
 }
 
@@ -189,7 +212,7 @@ def bind_library() -> ctypes.CDLL:
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
-    for index, struct in enumerate((Matrix, Store, Op, Step, Limits)):
+    for index, struct in enumerate((Matrix, Store, Op, Step, Limits, Follow)):
         theirs, ours = library.mv_struct_bytes(index), ctypes.sizeof(struct)
         if theirs != ours:
             raise MissingDependencyError(

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mini_vllm.errors import ConfigError
-from mini_vllm.kernels.inputs import Int32Array, StepInputs
-from mini_vllm.kernels.native_abi import FORMATS, OP_NAMES, STATUS_TEXT, Limits, Op, OpKind, RowKind, Step
+from mini_vllm.kernels.inputs import Int32Array, StepInputs, Succession
+from mini_vllm.kernels.native_abi import FORMATS, OP_NAMES, STATUS_TEXT, Follow, Limits, Op, OpKind, RowKind, Step
 from mini_vllm.kernels.native_fuse import fuse
 from mini_vllm.kernels.native_memory import Memory, NativeStore
 from mini_vllm.kernels.native_record import Activation, Instruction, RecordingOps, assign_buffers, step_context
@@ -102,6 +102,8 @@ class NativeProgram:
         self._hidden_rows = self._hidden.floats(max_tokens, hidden.width, hidden.width)
         self._logit_rows = self._logits.floats(self._max_logit_rows, logits.width, logits.width)
         self._run, self._begin, self._end = library.mv_program_run, library.mv_program_begin, library.mv_program_end
+        self._run_on = library.mv_program_follow
+        self._following: _Following | None = None
         self._is_begun = False
         self._inputs: StepInputs | None = None  # of the last run, and what the library was told of them
         self._step = ctypes.byref(Step())
@@ -136,6 +138,24 @@ class NativeProgram:
             self._take(inputs)
         self._is_begun = not self._begin(self._handle, self._step)
         return self._is_begun
+
+    def follow(self, inputs: StepInputs, succession: Succession) -> tuple[list[int], bool]:
+        """See `EagerProgram.follow`. Nothing begins on one thread, nor while ops are timed."""
+        if inputs is not self._inputs:
+            self.drop()
+            self._take(inputs)
+            assert inputs is self._inputs, "arrays that move on must be contiguous int32"
+        following = self._following
+        if following is None or not following.fits(inputs, succession):
+            following = self._following = _Following(inputs, succession, self._logit_rows)
+        told = following.told
+        told.keep, told.may_begin = self._is_begun, self._team.threads > 1 and not self._is_timed
+        self._is_begun = False
+        if status := self._run_on(self._handle, self._step, told):
+            raise ValueError(f"the step cannot run: {STATUS_TEXT[status]}")
+        self._is_begun = bool(told.begun)
+        tokens: list[int] = following.chosen.tolist()
+        return tokens, self._is_begun
 
     def drop(self) -> None:
         """See `EagerProgram.drop`."""
@@ -182,6 +202,28 @@ class NativeProgram:
         self._logits_ready = self._rows <= self._max_logit_rows
         self._hidden_view = self._hidden_rows[: self._rows]
         self._logits_view = self._logit_rows[: min(self._rows, self._max_logit_rows)]
+
+
+class _Following:
+    """What the library is told of steps that follow each other, kept while they move the same arrays on."""
+
+    def __init__(self, inputs: StepInputs, succession: Succession, logits: npt.NDArray[np.float32]) -> None:
+        self._inputs, self._succession = inputs, succession
+        self.chosen = np.empty(len(inputs.seq_lens), np.int32)
+        self.told = Follow(
+            logits=logits.ctypes.data,
+            vocab=logits.shape[1],
+            block_size=succession.block_size,
+            chosen=self.chosen.ctypes.data,
+        )
+        for name in ("max_lens", "end_ids", "end_starts"):
+            setattr(self.told, name, getattr(succession, name).ctypes.data)
+        for name in ("token_ids", "positions", "slots", "seq_lens"):
+            setattr(self.told, name, getattr(inputs, name).ctypes.data)
+
+    def fits(self, inputs: StepInputs, succession: Succession) -> bool:
+        """Whether it was made for these very arrays."""
+        return inputs is self._inputs and succession is self._succession
 
 
 def _destroy(library: ctypes.CDLL, handle: int, keep: tuple[Team, NativeStore]) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from mini_vllm.kernels.inputs import StepInputs
+from mini_vllm.kernels.inputs import StepInputs, Succession
 from mini_vllm.kernels.tensors import HostTensor
 
 Tensor = Any  # an activation [rows, width], float32; opaque to models
@@ -156,6 +156,15 @@ class EagerProgram(Program, Protocol):
 
         Until `run` of the same object, which takes what has been done, or `drop`, its arrays must not change, and
         hidden rows and logits of the last run are not valid.
+        """
+
+    def follow(self, inputs: StepInputs, succession: Succession) -> tuple[list[int], bool]:
+        """`run` a decode step whose sequences all take their largest logit (inputs.greedy_limit > 0; at most
+        max_logit_rows of them), choose those tokens [R], and begin the next step where all sequences go on.
+
+        Also tells whether that was begun: then the arrays of `inputs` have moved on to it by one position, with the
+        tokens. A token is -1, and nothing begun, where no logit of a row is a number. What was begun before counts as
+        for `run`.
         """
 
     def drop(self) -> None:

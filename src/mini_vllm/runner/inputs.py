@@ -11,7 +11,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from mini_vllm.kernels.inputs import StepInputs
+from mini_vllm.kernels.inputs import StepInputs, Succession
 from mini_vllm.runner.rows import Row, RowTable
 from mini_vllm.types import Chunk, Outputs
 
@@ -52,6 +52,7 @@ class StepLayout:
     num_samples: Sequence[int]  # for each chunk
     num_scores: Sequence[int]
     hidden: dict[int, tuple[int, int]]  # chunk index -> its half-open range of output rows (Outputs.HIDDEN)
+    succession: Succession | None = None  # of a step that its program may follow up by itself
     is_plain: bool = False  # every chunk is one token and asks for one, which nobody counts, follows or reports
 
 
@@ -114,6 +115,11 @@ class InputBuilder:
         decoding.guess(token_ids)
         return decoding.layout
 
+    def note_guess(self, token_ids: Sequence[int]) -> None:
+        """The last layout has been moved on already, as `guess` does."""
+        assert self._decoding is not None, "no layout to move on"
+        self._decoding.note_guess(token_ids)
+
     def confirm(self, chunks: Sequence[Chunk]) -> StepLayout | None:
         """The guessed layout if it is that of these chunks, else None."""
         decoding = self._decoding
@@ -132,7 +138,10 @@ class InputBuilder:
         samples = SampleRows(rows=inputs.logit_rows, slots=lines, positions=inputs.seq_lens)
         nothing = ScoreRows(NO_ROWS, (), ())
         is_plain = not any(row.penalised or row.cursor is not None or row.reports for row in rows)
-        return StepLayout(inputs, rows, samples, nothing, [1] * num_seqs, [0] * num_seqs, {}, is_plain)
+        succession = None
+        if is_plain and inputs.greedy_limit and num_seqs <= FEW:
+            succession = _succession(rows, self._table.block_size)
+        return StepLayout(inputs, rows, samples, nothing, [1] * num_seqs, [0] * num_seqs, {}, succession, is_plain)
 
     def _fill(
         self,
@@ -207,8 +216,12 @@ class _Decoding:
 
     def guess(self, token_ids: Sequence[int]) -> None:
         """Move the arrays on."""
-        self._guess = list(token_ids)
+        self.note_guess(token_ids)
         self._step(self._guess, 1)
+
+    def note_guess(self, token_ids: Sequence[int]) -> None:
+        """The arrays have been moved on with these."""
+        self._guess = list(token_ids)
 
     def confirm(self, chunks: Sequence[Chunk]) -> bool:
         """Whether these chunks are what was guessed."""
@@ -265,6 +278,17 @@ class _Decoding:
                 self._tables[index, :end] = table.block_tables[row.slot, :end]
             if chunk.start % self._block_size == 0:
                 self._slots[index] = self._tables[index, chunk.start // self._block_size] * self._block_size
+
+
+def _succession(rows: Sequence[Row], block_size: int) -> Succession:
+    ends = [row.last_token_ids for row in rows]
+    no_limit = np.iinfo(np.int32).max
+    return Succession(
+        block_size=block_size,
+        max_lens=np.array([no_limit if row.max_len is None else min(row.max_len, no_limit) for row in rows], np.int32),
+        end_ids=np.array(list(chain.from_iterable(ends)), dtype=np.int32),
+        end_starts=np.cumsum([0, *map(len, ends)], dtype=np.int32),
+    )
 
 
 class _OutputRows:

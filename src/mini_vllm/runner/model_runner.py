@@ -78,8 +78,11 @@ class ModelRunner:
         return outputs
 
     def _compute(self, chunks: tuple[Chunk, ...], layout: StepLayout) -> tuple[SequenceOutput, ...]:
+        fits = len(chunks) <= self._program.max_logit_rows
+        if layout.succession is not None and fits and self._eager is not None and self.drafting is None:
+            return self._follow(self._eager, chunks, layout)
         hidden = self._program.run(layout.inputs)
-        if layout.is_plain and len(chunks) <= self._program.max_logit_rows:
+        if layout.is_plain and fits:
             return self._plain_outputs(chunks, layout)
         readings = self._read(layout, self._grammar_bits(chunks, layout))
         return tuple(self._outputs(chunks, layout, readings, hidden))
@@ -115,6 +118,18 @@ class ModelRunner:
         )
         if self._eager is not None and self.drafting is None:
             self._begin_next(self._eager, tokens)
+        return tuple([SequenceOutput(chunk.seq_id, (token,)) for chunk, token in zip(chunks, tokens)])
+
+    def _follow(
+        self, program: EagerProgram, chunks: tuple[Chunk, ...], layout: StepLayout
+    ) -> tuple[SequenceOutput, ...]:
+        """A plain greedy step whose program chooses the tokens, and begins the next one by itself."""
+        assert layout.succession is not None
+        tokens, self._is_begun = program.follow(layout.inputs, layout.succession)
+        if self._is_begun:
+            self._builder.note_guess(tokens)
+        elif min(tokens) < 0:  # for the sampler's own answer, and its warning
+            return self._plain_outputs(chunks, layout)
         return tuple([SequenceOutput(chunk.seq_id, (token,)) for chunk, token in zip(chunks, tokens)])
 
     def _begin_next(self, program: EagerProgram, tokens: list[int]) -> None:
