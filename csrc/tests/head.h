@@ -5,6 +5,7 @@
 #ifndef MINI_VLLM_TESTS_HEAD_H
 #define MINI_VLLM_TESTS_HEAD_H
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <vector>
@@ -123,7 +124,8 @@ inline int check_step(Head &head, int count, int limit, bool *was_screened = nul
   const std::vector<float> greedy = head.run(count, limit, begins);
   if (was_screened) *was_screened = head.was_screened(plain_ops);
   int estimates = 0;
-  for (int r = 0; r < count; r++) estimates += check_row(&greedy[size_t(r * head.rows())], &all[size_t(r * head.rows())], limit);
+  for (int r = 0; r < count; r++)
+    estimates += check_row(&greedy[size_t(r * head.rows())], &all[size_t(r * head.rows())], std::min(limit, head.rows()));
   return estimates;
 }
 

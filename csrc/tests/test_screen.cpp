@@ -1,4 +1,5 @@
 // Greedy steps read the head in part: what they choose must be what all logits would choose, to the bit.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -15,12 +16,12 @@ MV_TEST(greedy_steps_choose_what_all_logits_would) {
       const int rows = 1000 + random.below(40);
       Head head(context, random, format, rows, cols);
       for (int count : {1, 2, 3, 8}) {
-        for (int limit : {rows, rows - 1, rows / 16 * 16}) {
+        for (int limit : {rows, rows - 1, rows / 16 * 16, 100000}) {
           trying("%s [%d, %d], %d rows, below %d", format_of(format).name, rows, cols, count, limit);
           bool was_screened = false;
           const int estimates = check_step(head, count, limit, &was_screened);
           MV_CHECK(was_screened);
-          MV_CHECK(estimates > count * limit / 2);
+          MV_CHECK(estimates > count * std::min(limit, rows) / 2);
         }
       }
     }
@@ -35,7 +36,7 @@ MV_TEST(greedy_steps_that_are_not_screened_have_all_logits) {
       trying("%s, %d rows below %d", format.name, count, limit);
       Head head(context, random, format.id, 300, format.group > 32 ? 256 : 64);
       bool was_screened = false;
-      const int estimates = check_step(head, count, std::min(limit, 300), &was_screened);
+      const int estimates = check_step(head, count, limit, &was_screened);
       MV_CHECK_EQUAL(was_screened, can && count <= 8 && limit >= 64);
       if (!was_screened) MV_CHECK_EQUAL(estimates, 0);
     }
@@ -55,6 +56,19 @@ MV_TEST(heads_that_do_more_than_multiply_are_not_screened) {
     bool was_screened = false;
     check_step(head, 2, 299, &was_screened);
     MV_CHECK_EQUAL(was_screened, &change == changes);
+  }
+}
+
+MV_TEST(heads_of_unfinished_groups_are_not_screened) {
+  Random random(context.seed);
+  for (int32_t format : {MV_F32, MV_F16, MV_BF16}) {
+    for (int cols : {16, 40, 63}) {
+      Head head(context, random, format, 300, cols);
+      trying("%s, %d columns", format_of(format).name, cols);
+      bool was_screened = true;
+      MV_CHECK_EQUAL(check_step(head, 2, 300, &was_screened), 0);
+      MV_CHECK(!was_screened);
+    }
   }
 }
 
