@@ -105,6 +105,7 @@ extern "C" void *mv_alloc(int64_t bytes) {
 }
 
 extern "C" void mv_free(void *memory, int64_t bytes) {
+  if (!memory) return;
 #if defined(__linux__)
   if (bytes >= mv::SHARED) return mv::regions().give_back(static_cast<char *>(memory));
 #endif

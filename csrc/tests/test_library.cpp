@@ -43,7 +43,7 @@ MV_TEST(memory_is_zero_and_on_cache_lines) {
     std::memset(memory, 1, size_t(bytes));
     mv_free(memory, bytes);
   }
-  mv_free(nullptr, 0);
+  for (int64_t bytes : {int64_t(0), int64_t(64) << 10, int64_t(1) << 30}) mv_free(nullptr, bytes);
 }
 
 // Many pieces, freed in another order than they were made: zero when they come, and nobody else's while they last.

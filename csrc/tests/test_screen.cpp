@@ -1,6 +1,10 @@
 // Greedy steps read the head in part: what they choose must be what all logits would choose, to the bit.
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <cstring>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -167,6 +171,31 @@ MV_TEST(screening_pauses_where_it_does_not_help) {
   }
   MV_CHECK(screened == std::vector<int>({0, 17, 50, 115}));
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// Where the system has no memory for the codes, steps read all of the head, then and later.
+MV_TEST(greedy_steps_without_memory_for_codes) {
+  Random random(context.seed);
+  Head head(context, random, MV_BF16, 20000, 256);
+  const std::vector<float> all = head.run(2, 0);
+  const int plain_ops = head.ops;
+  long pages = 0;
+  std::FILE *file = std::fopen("/proc/self/statm", "r");
+  if (!file || std::fscanf(file, "%ld", &pages) != 1) return skip("no /proc/self/statm");
+  std::fclose(file);
+  rlimit before, tight;
+  getrlimit(RLIMIT_AS, &before);
+  tight = before;
+  tight.rlim_cur = rlim_t(pages) * 4096 + (rlim_t(1) << 20);
+  setrlimit(RLIMIT_AS, &tight);
+  const std::vector<float> first = head.run(2, 20000);
+  setrlimit(RLIMIT_AS, &before);
+  if (head.was_screened(plain_ops)) return skip("this system did not refuse");
+  MV_CHECK(std::memcmp(first.data(), all.data(), 4 * all.size()) == 0);
+  check_step(head, 2, 20000);
+  MV_CHECK(!head.was_screened(plain_ops));
+}
+#endif
 
 MV_TEST(greedy_steps_begun_ahead_choose_the_same) {
   Random random(context.seed);
