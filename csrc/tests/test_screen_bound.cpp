@@ -152,4 +152,25 @@ MV_TEST(long_sums_that_gain_by_rounding_are_told_apart) {
   MV_CHECK(was_screened);
 }
 
+// A row with a large scale and small codes against one with a small scale and large codes: an offset of codes would show.
+MV_TEST(eight_bit_codes_have_the_right_offset) {
+  Random random(context.seed);
+  const uint16_t one = 0x3c00, small = 0x2400;  // 2^0 and 2^-6
+  for (float sign : {-1.0f, 1.0f}) {
+    const uint8_t large_code = uint8_t(int8_t(60 * sign)), small_code = uint8_t(int8_t(sign));
+    Head head(context, random, MV_Q8_0, 400, 32, [&](uint8_t *row, int index) {
+      std::memset(row, 0, 34);
+      if (index == 90) std::memcpy(row, &one, 2), std::memset(row + 2, small_code, 32);   // 32 in all
+      if (index == 290) std::memcpy(row, &small, 2), std::memset(row + 2, large_code, 32);  // 30
+    });
+    for (int k = 0; k < 32; k++) head.token(0)[16 * k] = sign;
+    trying("activations of %g", double(sign));
+    const std::vector<float> all = head.run(1, 0);
+    MV_CHECK_EQUAL(choice(all.data(), 400), 90);
+    bool was_screened = false;
+    check_step(head, 1, 400, &was_screened);
+    MV_CHECK(was_screened);
+  }
+}
+
 }  // namespace mvt
