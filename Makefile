@@ -31,7 +31,7 @@ test-all: test test-native test-clients ## all of them, and a short run beside t
 	@PYTHON=$(abspath $(BIN)/python) tools/peers.sh llama-server
 	@$(BIN)/mini-vllm bench peers --smoke
 
-test-fast: $(VENV)/.installed-test ## the quick part of the test suite, under a minute
+test-fast: $(VENV)/.installed-test ## the quick part of the test suite, a minute or two
 	@$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(TEST_ARGS)
 
 check: $(VENV)/.installed-test ## format, lint, imports, types, sizes, generated docs

@@ -4,9 +4,9 @@
 // moving arrays on, takes a few microseconds here; in Python, whose data a step has just driven out of the caches, forty.
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
 #include "mini_vllm.h"
+#include "program.h"
 #include "sampler.h"
 
 namespace {
@@ -42,10 +42,11 @@ bool goes_on(const mv_step &step, const mv_follow &follow) {
 }  // namespace
 
 extern "C" int32_t mv_program_follow(mv_program *program, const mv_step *step, mv_follow *follow) {
-  follow->begun = 0;
-  if (step->num_tokens != step->num_seqs || step->num_logit_rows != step->num_seqs || step->greedy_limit < 1)
+  follow->next_begun = 0;
+  if (step->num_tokens != step->num_seqs || step->num_logit_rows != step->num_seqs || step->greedy_limit < 1 ||
+      step->num_logit_rows > mv::max_logit_rows(*program))
     return MV_BAD_COUNTS;
-  if (!(follow->keep && mv_program_end(program, 1) == 1)) {
+  if (!(follow->is_begun && mv_program_end(program, 1) == 1)) {
     if (int32_t status = mv_program_run(program, step)) return status;
   }
   choose(*step, *follow);
@@ -56,6 +57,6 @@ extern "C" int32_t mv_program_follow(mv_program *program, const mv_step *step, m
     follow->positions[r]++, follow->slots[r]++, follow->seq_lens[r]++;
   }
   const int32_t status = mv_program_begin(program, step);
-  follow->begun = status == MV_OK;
+  follow->next_begun = status == MV_OK;
   return status;
 }

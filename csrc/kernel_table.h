@@ -18,21 +18,24 @@ struct QueryTile {
 };
 
 // A head that greedy steps read in part: its rows in 6 bits, and what they miss. See kernels/screen.cpp.
-struct ScreenLead {
+// A query is an activation whose largest logit is wanted.
+struct ScreenLead {  // the largest estimate among some panels
   float estimate;
   int32_t panel;
 };
-struct ScreenMark {
-  float reach, rounded, apart;  // a row may be the largest if estimate + error * rounded + length * apart >= reach
+struct ScreenMark {  // of a query: a row may be the largest if estimate + error * rounded + length * apart >= reach
+  float reach;       // a logit
+  float rounded;     // length of the query in int8
+  float apart;       // length of what that misses
 };
 struct ScreenView {
   const mv_matrix *codes;  // format MV_SCREEN
   float *errors;           // [16 * panels] of each row: length of what its codes miss, and what rounding adds
   float *lengths;          // [16 * panels] of each row, or NULL where the head takes activations in int8
-  ScreenLead *leads;       // [rows][pieces of a row]
-  ScreenMark *marks;       // [rows]
+  ScreenLead *leads;       // [queries][pieces]
+  ScreenMark *marks;       // [queries]
   int32_t limit;           // of the step: rows below it compete
-  int64_t *computed;       // panels of rows whose logits MV_SCREEN_REST had to compute
+  int64_t *computed;       // panels, of all queries, whose logits MV_SCREEN_REST had to compute
 };
 
 // One step as kernels see it.

@@ -17,7 +17,7 @@ extern "C" {
 #endif
 
 // Changes whenever a struct, a signature or what they mean does; the Python binding refuses another number.
-#define MV_ABI_VERSION 10
+#define MV_ABI_VERSION 11
 
 enum mv_format { MV_F32 = 0, MV_F16 = 1, MV_BF16 = 2, MV_Q8_0 = 3, MV_Q4_0 = 4, MV_Q4_1 = 5,
                  MV_Q5_0 = 6, MV_Q5_1 = 7, MV_Q2_K = 8, MV_Q3_K = 9, MV_Q4_K = 10, MV_Q5_K = 11, MV_Q6_K = 12,
@@ -62,7 +62,8 @@ enum mv_op_kind {
   MV_QUANTIZE = 14,        // x, weight = whose product comes next -> out: x as that product wants it; quantised
                            // weights: width / 10 groups of int8 (quantize.cpp), bfloat16: width pairs of bfloat16
   MV_LINEAR_SILU_MUL = 15, // x, weight [2 width, K] = gate's rows, then up's -> out = silu(x gate^T) * (x up^T)
-  // Made by the library itself, for steps with a greedy_limit (kernels/screen.cpp)
+  // Made by the library itself, for steps with a greedy_limit (kernels/screen.cpp). x is what the head takes, y the same
+  // rounded to int8, weight the head; out holds estimates of logits, and logits where they matter
   MV_SCREEN_MAKE = 16,
   MV_SCREEN_LEAD = 17,
   MV_SCREEN_PICK = 18,
@@ -110,9 +111,9 @@ typedef struct mv_limits {
 typedef struct mv_follow {
   const float *logits;  // of the program, rows of vocab
   int32_t vocab, block_size;
-  int32_t keep;       // the step has been begun
+  int32_t is_begun;   // the step has been begun
   int32_t may_begin;  // whether to begin the next one
-  int32_t begun;      // out: it was
+  int32_t next_begun;  // out: the arrays have moved on, and the next step was begun if anything can be
   int32_t unused;
   const int32_t *max_lens;                        // [R] tokens at which a sequence ends
   const int32_t *end_ids, *end_starts;            // of r: end_ids[end_starts[r]] … end_ids[end_starts[r + 1] - 1] end it
@@ -174,7 +175,7 @@ MV_EXPORT int32_t mv_program_begin(mv_program *program, const mv_step *step);
 // Else drops it; K and V that it has stored by then stay.
 MV_EXPORT int32_t mv_program_end(mv_program *program, int32_t keep);
 // Ends a greedy decode step that was begun, or runs it; chooses each sequence's token; and where every sequence goes on within
-// its block, moves the step's arrays on by one position and begins that step.
+// its block, moves the step's arrays on by one position and begins that step. Not for more than max_logit_rows sequences.
 MV_EXPORT int32_t mv_program_follow(mv_program *program, const mv_step *step, mv_follow *follow);
 // Runs the logit ops on rows first … first + count of the hidden rows of the last run.
 MV_EXPORT int32_t mv_program_logits(mv_program *program, int32_t first, int32_t count);

@@ -8,6 +8,7 @@
 #include "isa.h"
 #include "kernel_table.h"
 #include "kv_layout.h"
+#include "program.h"
 #include "screen.h"
 #include "team.h"
 
@@ -298,6 +299,8 @@ extern "C" mv_program *mv_program_create(mv_team *team, const char *isa, const m
 
 extern "C" void mv_program_destroy(mv_program *program) { delete program; }
 
+int32_t mv::max_logit_rows(const mv_program &program) { return program.limits.max_logit_rows; }
+
 namespace {
 
 // Before a step: ends what was begun, which looks at the program's arrays; refuses what the program cannot run; tells who
@@ -343,6 +346,7 @@ extern "C" int32_t mv_program_begin(mv_program *program, const mv_step *step) {
 extern "C" int32_t mv_program_end(mv_program *program, int32_t keep) {
   if (keep) return program->team->end(program->begun);
   program->team->drop(program->begun);
+  if (program->screen) program->screen->forget();
   return 0;
 }
 

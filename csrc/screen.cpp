@@ -9,10 +9,10 @@
 namespace mv {
 namespace {
 
-constexpr int32_t MOST_ROWS = 8;         // of a step; with more, arithmetic is what a head takes time for
-constexpr int32_t FEWEST_OUTPUTS = 64;    // a smaller head is not worth it
+constexpr int32_t MOST_ROWS = 8;        // of a step; with more, arithmetic is what a head takes time for
+constexpr int32_t FEWEST_OUTPUTS = 64;  // a smaller head is not worth it
 constexpr int32_t FIRST_PAUSE = 16, LONGEST_PAUSE = 4096;  // steps
-constexpr int64_t TOO_MANY = 8;         // more than one panel in so many is a loss
+constexpr int64_t TOO_MANY = 8;  // more than one panel in so many is a loss
 
 bool can_screen(const mv_op &head) {
   if (head.kind != MV_LINEAR || head.softcap != 0.0f || head.y) return false;
@@ -99,7 +99,6 @@ bool Screen::make(Team &team, const KernelTable &table) {
   return true;
 }
 
-// Whether the last screened step was worth it.
 void Screen::judge() {
   if (asked_ == 0) return;
   if (computed_ * TOO_MANY > asked_) {

@@ -1,7 +1,7 @@
 // What a program keeps for greedy steps, which need not read all of the head: see kernels/screen.cpp.
 //
 // The head's rows in 6 bits are made when the first decode step asks for them, and take 6.5 bits a weight. Where the bound
-// leaves too many rows, as it does for weights that mean nothing, screening costs more than it saves: then it pauses, longer
+// leaves too many rows, as it does for random weights, screening costs more than it saves: then it pauses, longer
 // each time. Results are the same with and without.
 #ifndef MINI_VLLM_SCREEN_H
 #define MINI_VLLM_SCREEN_H
@@ -22,8 +22,11 @@ class Screen {
   Screen(const Screen &) = delete;
   Screen &operator=(const Screen &) = delete;
 
-  // Whether this step's logits shall be screened. Makes the codes when there is need, with nothing else under way on the team.
+  // Whether this step's logits shall be screened, as the last step suggests. To be called once for every step, with nothing under
+  // way on the team, as it makes the codes when they are first needed.
   bool takes(const mv_step &step, Team &team, const KernelTable &table);
+  // The step was not finished, so that it tells nothing.
+  void forget() { asked_ = 0; }
   // The head's ops for such a step, to run with view() in the step's view.
   const std::vector<mv_op> &ops() const { return ops_; }
   const ScreenView *view() const { return &view_; }
@@ -31,7 +34,7 @@ class Screen {
  private:
   Screen(const std::vector<mv_op> &head, const mv_op *before, int32_t most_rows);
   bool make(Team &team, const KernelTable &table);
-  void judge();
+  void judge();  // the last screened step: pauses if it was a loss
 
   mv_matrix exact_, codes_ = {};
   std::vector<mv_op> ops_;
@@ -40,8 +43,8 @@ class Screen {
   std::vector<ScreenMark> marks_;
   ScreenView view_ = {};
   int64_t bytes_ = 0;     // of the codes
-  int64_t computed_ = 0;  // panels of rows in the last screened step
-  int64_t asked_ = 0;     // of so many; 0: no step to judge
+  int64_t computed_ = 0;  // panels that the last screened step computed in full, of all its queries
+  int64_t asked_ = 0;     // out of so many; 0: no step to judge
   int32_t most_rows_, pause_ = 0, next_pause_;
 };
 

@@ -35,7 +35,7 @@ namespace mv {
 constexpr int PANEL = 16;
 constexpr int GROUP_COLUMNS = 32;  // columns that share a scale
 constexpr int32_t MV_SCREEN = 32;  // beyond enum mv_format
-constexpr int SCREEN_ABOVE = GROUP_COLUMNS * PANEL / 2;  // bytes of a group before its codes' upper bits
+constexpr int SCREEN_UPPER = GROUP_COLUMNS * PANEL / 2;  // bytes of a group before its codes' upper bits
 
 static inline bool is_quantized(int32_t format) { return format >= MV_Q8_0; }
 

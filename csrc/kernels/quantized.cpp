@@ -72,12 +72,12 @@ struct Screen {
   static constexpr int32_t FORMAT = MV_SCREEN;
   static constexpr bool MINIMUM = false;
   static MV_INLINE void quads(const char *group, int i, Bytes (&w)[SHARE]) {
-    const U above = (U)load_bytes(group + SCREEN_ABOVE + i * 64);
+    const U upper = (U)load_bytes(group + SCREEN_UPPER + i * 64);
     const Bytes first = load_bytes(group + i * 128), second = load_bytes(group + i * 128 + 64);
-    w[0] = (first & 15) | ((Bytes)(above << 4) & 48);
-    w[1] = high_nibbles(first) | ((Bytes)(above << 2) & 48);
-    w[2] = (second & 15) | ((Bytes)above & 48);
-    w[3] = high_nibbles(second) | ((Bytes)(above >> 2) & 48);
+    w[0] = (first & 15) | ((Bytes)(upper << 4) & 48);
+    w[1] = high_nibbles(first) | ((Bytes)(upper << 2) & 48);
+    w[2] = (second & 15) | ((Bytes)upper & 48);
+    w[3] = high_nibbles(second) | ((Bytes)(upper >> 2) & 48);
   }
   static MV_INLINE I start(const int32_t *term) { return I{} + *term / 4; }
 };

@@ -1,21 +1,23 @@
-// The largest logit of a row without reading all of the head.
+// The largest logit of a query x (one hidden state) without reading all of the head.
 //
-// A greedy step wants one of the logits w_r . x alone, the largest. The rows w_r are kept a second time, in codes of 6 bits:
-// v_r = w_r - e_r. By Cauchy and Schwarz, with x' for x rounded to int8,
+// A greedy step wants one of the logits w_r . x alone, the largest. The head's rows w_r are kept a second time, in codes of 6
+// bits (MV_SCREEN_MAKE, once): v_r = w_r - e_r. By Cauchy and Schwarz, with x' for x rounded to int8 (MV_QUANTIZE),
 //
 //     w_r . x  <=  v_r . x' + |e_r| |x'| + |w_r| |x - x'|
 //
-// so a row whose right side lies below any logit that is known cannot be the largest. Four ops make use of that:
+// so a row whose right side lies below any logit that is known cannot be the largest. Rows lie in panels of 16, as in
+// panels.h. Four ops a step:
 //
 //     MV_LINEAR        estimates v_r . x' of all rows, from 6.5 bits a weight instead of 8.5, 16 or 32
 //     MV_SCREEN_LEAD   the largest estimate of every PIECE panels
-//     MV_SCREEN_PICK   the logits of the panel with the largest of all; the best of them is the mark
-//     MV_SCREEN_REST   the logits of every panel with a row that may reach the mark, in the place of its estimates
+//     MV_SCREEN_PICK   the logits of the panel with the largest of all; the best of them is what others must reach
+//     MV_SCREEN_REST   the logits of every panel with a row that may reach it, in the place of its estimates
 //
 // After that each row holds its logit, to the bit what MV_LINEAR makes of it, or an estimate below the largest logit. So the
 // largest, and the first of equals, is the one of all logits. Sums of K floats are off by K 2^-23 |w| |x| at most on either side; more
-// than that is added to the bound. What is not a number compares as false, and is computed. How close the codes must be is a matter of speed
-// alone: with 6 bits, and a scale for 32 columns, some ten rows of 49,152 are left; with 4 bits, thousands (docs/log/greedy-head.md).
+// than that is added to the bound. What is not a number compares as false, and is computed. How close the codes must be is a matter of
+// speed alone: with 6 bits, and a scale for 32 columns, a dozen of 3,072 panels are left; with 4 bits, nearly all
+// (docs/log/greedy-head.md).
 #include "kernels/byte_dot.h"
 #include "kernels/formats.h"
 #include "kernels/kernels.h"
@@ -93,20 +95,20 @@ MV_INLINE void encode(const float *w, int lane, char *codes, char *scales, Squar
   squares.error[lane / W] += error;
   squares.weight[lane / W] += weight;
   for (int i = 0; i < GROUP_COLUMNS / 16; i++) {  // 16 columns: two lines of low nibbles, one of the two bits above
-    U low[4], above = U{};
+    U low[4], upper = U{};
     for (int j = 0; j < 4; j++) {
       low[j] = U{};
       for (int c = 0; c < 4; c++) {
         const U u = code[i * 16 + j * 4 + c];
         low[j] |= (u & 15u) << (8 * c);
-        above |= (u >> 4) << (8 * c + 2 * j);
+        upper |= (u >> 4) << (8 * c + 2 * j);
       }
     }
     for (int line = 0; line < 2; line++) {
       const U nibbles = low[2 * line] | low[2 * line + 1] << 4;
       memcpy(codes + (i * 2 + line) * 64 + lane * 4, &nibbles, sizeof nibbles);
     }
-    memcpy(codes + SCREEN_ABOVE + i * 64 + lane * 4, &above, sizeof above);
+    memcpy(codes + SCREEN_UPPER + i * 64 + lane * 4, &upper, sizeof upper);
   }
 }
 
@@ -136,23 +138,23 @@ void make(const mv_op &op, const StepView &step, int64_t begin, int64_t end, con
 
 // ---- The choice ----
 
-// The logits of one panel and one row, in place.
-MV_INLINE void multiply_panel(const mv_op &op, int64_t row, int64_t panel, const ThreadView &thread) {
+// The logits of one panel for one query, in place.
+MV_INLINE void multiply_panel(const mv_op &op, int64_t query, int64_t panel, const ThreadView &thread) {
   mv_op one = op;
   one.kind = MV_LINEAR;
   one.y = nullptr;
-  one.x += row * op.x_stride;
-  one.out += row * op.out_stride;
+  one.x += query * op.x_stride;
+  one.out += query * op.out_stride;
   StepView single = {};
   single.rows[op.row_kind] = 1;
   LINEAR.run(one, single, panel, panel + 1, {thread.scratch, nullptr});
 }
 
-// Panels whose rows all compete; the rest of the rows that do, fewer than a panel, are computed in any case.
+// Panels all of whose rows lie below the limit; of one more that it may cut, all logits are computed in any case.
 MV_INLINE int64_t whole_panels(const StepView &step) { return step.screen->limit / PANEL; }
 MV_INLINE int64_t num_pieces(const StepView &step) { return (whole_panels(step) + PIECE - 1) / PIECE; }
 
-// A unit is a piece of a row.
+// A unit is a piece of a query's estimates.
 int64_t lead_units(const mv_op &op, const StepView &step) { return step.rows[op.row_kind] * num_pieces(step); }
 
 void lead(const mv_op &op, const StepView &step, int64_t begin, int64_t end, const ThreadView &) {
@@ -165,9 +167,9 @@ void lead(const mv_op &op, const StepView &step, int64_t begin, int64_t end, con
     for (int p = first; p < last; p++) {
       MV_UNROLL for (int v = 0; v < V; v++) {
         const F x = load(estimates + p * PANEL + v * W);
-        const auto above = x > best;
-        best = above ? x : best;
-        panel = above ? I{} + p : panel;
+        const auto larger = x > best;
+        best = larger ? x : best;
+        panel = larger ? I{} + p : panel;
       }
     }
     int at = 0;
@@ -177,13 +179,9 @@ void lead(const mv_op &op, const StepView &step, int64_t begin, int64_t end, con
   }
 }
 
-// |x'| and |x - x'| of one row; `x` as the head takes it.
-struct Lengths {
-  float rounded, apart;
-};
-
-// Lengths are sums over whole rows, whose order does not matter here.
-MV_INLINE Lengths lengths(const mv_op &op, const float *x, const float *rounded) {
+// What a query adds to bounds, and the logit to reach. x: as the head takes it; rounded: x', codes and scales (quantize.h). The
+// order of these sums does not matter.
+MV_INLINE ScreenMark measure(const mv_op &op, const float *x, const float *rounded, float reach) {
   typedef int8_t CodeVector __attribute__((vector_size(W)));
   const int columns = op.weight->cols;
   const float *scales = rounded + columns / 4;
@@ -199,33 +197,32 @@ MV_INLINE Lengths lengths(const mv_op &op, const float *x, const float *rounded)
     apart += (given - near) * (given - near);
   }
   auto length = [](F sum) { return __builtin_sqrtf(sum_lanes(sum)) * UP + TINY; };
-  return {length(squares), alike ? 0.0f : 1.01f * length(apart)};  // a hundredth for what the sums of |w| |x - x'| lose
+  return {reach, length(squares), alike ? 0.0f : 1.01f * length(apart)};  // a hundredth for what the sums of |w| |x - x'| lose
 }
 
-// A unit is a row.
+// A unit is a query.
 int64_t pick_units(const mv_op &op, const StepView &step) { return step.rows[op.row_kind]; }
 
 void pick(const mv_op &op, const StepView &step, int64_t begin, int64_t end, const ThreadView &thread) {
   const ScreenView &screen = *step.screen;
   const int64_t pieces = num_pieces(step);
-  for (int64_t row = begin; row < end; row++) {
-    const ScreenLead *leads = screen.leads + row * pieces, *lead = leads;
+  for (int64_t query = begin; query < end; query++) {
+    const ScreenLead *leads = screen.leads + query * pieces, *lead = leads;
     for (const ScreenLead *other = leads + 1; other < leads + pieces; other++)
       if (other->estimate > lead->estimate) lead = other;
     const int64_t panel = lead->panel;
-    multiply_panel(op, row, panel, thread);
-    const float *logits = op.out + row * op.out_stride + panel * PANEL;
+    multiply_panel(op, query, panel, thread);
+    const float *logits = op.out + query * op.out_stride + panel * PANEL;
     float best = -INFINITE;
     for (int i = 0; i < PANEL; i++)
       if (logits[i] > best) best = logits[i];
-    const Lengths of = lengths(op, op.x + row * op.x_stride, op.y + row * op.y_stride);
-    screen.marks[row] = {best, of.rounded, of.apart};
+    screen.marks[query] = measure(op, op.x + query * op.x_stride, op.y + query * op.y_stride, best);
   }
 }
 
-// A unit is a panel of a row; those with fewer rows than a panel come last.
-MV_INLINE int64_t row_panels(const StepView &step) { return (step.screen->limit + PANEL - 1) / PANEL; }
-int64_t rest_units(const mv_op &op, const StepView &step) { return step.rows[op.row_kind] * row_panels(step); }
+// A unit is a panel of a query. The one that was picked is computed again, as its logits reach the mark.
+MV_INLINE int64_t query_panels(const StepView &step) { return (step.screen->limit + PANEL - 1) / PANEL; }
+int64_t rest_units(const mv_op &op, const StepView &step) { return step.rows[op.row_kind] * query_panels(step); }
 
 // Whether no row of a panel can reach the mark.
 MV_INLINE bool is_below(const float *estimates, const ScreenView &screen, int64_t panel, const ScreenMark &mark) {
@@ -241,13 +238,13 @@ MV_INLINE bool is_below(const float *estimates, const ScreenView &screen, int64_
 
 void rest(const mv_op &op, const StepView &step, int64_t begin, int64_t end, const ThreadView &thread) {
   const ScreenView &screen = *step.screen;
-  const int64_t panels = row_panels(step), whole = whole_panels(step);
+  const int64_t panels = query_panels(step), whole = whole_panels(step);
   int64_t computed = 0;
   for (int64_t u = begin; u < end; u++) {
-    const int64_t row = u / panels, panel = u % panels;
-    const ScreenMark mark = screen.marks[row];
-    if (panel < whole && is_below(op.out + row * op.out_stride, screen, panel, mark)) continue;
-    multiply_panel(op, row, panel, thread);
+    const int64_t query = u / panels, panel = u % panels;
+    const ScreenMark mark = screen.marks[query];
+    if (panel < whole && is_below(op.out + query * op.out_stride, screen, panel, mark)) continue;
+    multiply_panel(op, query, panel, thread);
     computed++;
   }
   __atomic_fetch_add(screen.computed, computed, __ATOMIC_RELAXED);

@@ -93,11 +93,11 @@ MV_TEST(greedy_steps_follow_each_other) {
           goes_on = goes_on && !last && (positions[size_t(r)] + 1) % BLOCK_SIZE;
           positions[size_t(r)]++;
         }
-        MV_CHECK_EQUAL(told.follow.begun, goes_on);
+        MV_CHECK_EQUAL(told.follow.next_begun, goes_on);
         if (ends) break;
         tokens = expected;
         const Step next = setup.at(positions, tokens);
-        if (told.follow.begun) {
+        if (told.follow.next_begun) {
           MV_CHECK(step.token_ids == next.token_ids && step.positions == next.positions && step.slots == next.slots);
           MV_CHECK(step.seq_lens == next.seq_lens);
           if (setup.random.below(6) == 0) setup.model.program.drop();  // then the next call runs it
@@ -108,7 +108,7 @@ MV_TEST(greedy_steps_follow_each_other) {
           std::copy(next.seq_lens.begin(), next.seq_lens.end(), step.seq_lens.begin());
           std::copy(next.block_tables.begin(), next.block_tables.end(), step.block_tables.begin());
         }
-        told.follow.keep = told.follow.begun;
+        told.follow.is_begun = told.follow.next_begun;
       }
       setup.model.program.drop();
     }
@@ -127,7 +127,13 @@ MV_TEST(steps_that_cannot_follow) {
     told.step.greedy_limit = VOCAB;
     told.step.num_logit_rows = SEQS - 1;
     MV_CHECK_EQUAL(setup.model.program.follow(told.step, told.follow), MV_BAD_COUNTS);
-    MV_CHECK_EQUAL(told.follow.begun, 0);
+    MV_CHECK_EQUAL(told.follow.next_begun, 0);
+  }
+  {
+    trying("more sequences than the program has logits for");
+    Model narrow(setup.weights, context.isa, setup.team, setup.batch, {SEQS * LENGTH, SEQS, SEQS - 1, VOCAB, MODEL_POSITIONS, 0});
+    Following told(step, setup, lens, ids, starts);
+    MV_CHECK_EQUAL(narrow.program.follow(told.step, told.follow), MV_BAD_COUNTS);
   }
   {
     trying("a bad token");
@@ -143,7 +149,7 @@ MV_TEST(steps_that_cannot_follow) {
     told.follow.logits = nothing.data();
     MV_CHECK_EQUAL(setup.model.program.follow(told.step, told.follow), MV_OK);
     MV_CHECK_EQUAL(told.chosen[0], -1);
-    MV_CHECK_EQUAL(told.follow.begun, 0);
+    MV_CHECK_EQUAL(told.follow.next_begun, 0);
     MV_CHECK_EQUAL(step.positions[0], 0);
   }
 }

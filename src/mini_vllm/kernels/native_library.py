@@ -12,7 +12,7 @@ from pathlib import Path
 from mini_vllm.errors import INSTALL_TORCH, MissingDependencyError
 
 LIBRARY_NAME = "libmini_vllm.so"
-ABI_VERSION = 10
+ABI_VERSION = 11
 
 _REMEDY = (
     "install a C++ compiler (Debian: apt install g++) and reinstall mini-vllm, "

@@ -149,11 +149,11 @@ class NativeProgram:
         if following is None or not following.fits(inputs, succession):
             following = self._following = _Following(inputs, succession, self._logit_rows)
         told = following.told
-        told.keep, told.may_begin = self._is_begun, self._team.threads > 1 and not self._is_timed
+        told.is_begun, told.may_begin = self._is_begun, self._team.threads > 1 and not self._is_timed
         self._is_begun = False
         if status := self._run_on(self._handle, self._step, told):
             raise ValueError(f"the step cannot run: {STATUS_TEXT[status]}")
-        self._is_begun = bool(told.begun)
+        self._is_begun = bool(told.next_begun)
         tokens: list[int] = following.chosen.tolist()
         return tokens, self._is_begun
 

@@ -1,4 +1,4 @@
-"""The one mutable thing per request. It never leaves the scheduling room.
+"""The control plane's one mutable thing per request. It never leaves the scheduling room.
 
 This module must not know policies, plans of other sequences or the inside of the KV cache.
 """
