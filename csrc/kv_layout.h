@@ -5,14 +5,21 @@
 // summed together lie side by side, so that the dot product of pairs reads them in place: two dimensions of a key, the same
 // dimension of two keys. Else P = 1.
 //
-//   tile(layer, block, head) = [ K^T: ceil(head_dim / P) x block_size x P | V: ceil(block_size / P) x padded_dim x P ]
+//   K^T: ceil(head_dim / P) x block_size x P        V: ceil(block_size / P) x padded_dim x P
 //
-// In int8, the float32 scales follow: block_size of K, then block_size of V. All parts are padded to whole cache lines. A
-// block has the tiles of all its layers and heads together, [block][layer][head], so that the blocks in use fill whole pages
-// of memory: with the layers apart, each would hold a large page of its own that is mostly empty.
+// In int8 there are float32 scales, too: block_size of K, then block_size of V. All parts are padded to whole cache lines.
+// Neighbouring blocks that together hold a split of keys are a set (16 blocks of 16); blocks that are not read in place are sets
+// of their own. A set has the tiles of all its layers and heads together, so that the blocks in use fill whole pages of memory,
+// and of each layer and head one span after the other, of 4 blocks of 16:
+//
+//   [block / set][layer][head][span of the set] = [ K^T of each block | V of each block | scales of each block ]
+//
+// So what all heads of a layer read of a split whose blocks are one set is one piece of memory. A table may still name any
+// blocks in any order.
 #ifndef MINI_VLLM_KV_LAYOUT_H
 #define MINI_VLLM_KV_LAYOUT_H
 
+#include "kernel_table.h"
 #include "mini_vllm.h"
 
 namespace mv {
@@ -40,20 +47,43 @@ static inline int64_t scale_bytes(const mv_store &s) {
 static inline int64_t tile_bytes(const mv_store &s) { return key_bytes(s) + value_bytes(s) + scale_bytes(s); }
 static inline int64_t block_bytes(const mv_store &s) { return s.num_layers * s.num_kv_heads * tile_bytes(s); }
 
+// Blocks that hold a span together, and those that hold a split, are 2^shift each; blocks that are not read in place, alone.
+static inline int blocks_shift(const mv_store &s, int keys) {
+  const bool in_place = s.block_size % 16 == 0 && s.block_size < keys && keys % s.block_size == 0;
+  return in_place ? __builtin_ctz(unsigned(keys / s.block_size)) : 0;
+}
+// Bytes from the front of a store that its first `blocks` blocks lie in: whole sets.
+static inline int64_t front_bytes(const mv_store &s, int64_t blocks) {
+  const int64_t set = int64_t(1) << blocks_shift(s, SPLIT);
+  return (blocks + set - 1) / set * set * block_bytes(s);
+}
+
+// One block of one head of one layer.
+struct Tile {
+  char *keys, *values, *scales;
+};
+
 // Where the tiles of one layer lie, worked out once: finding a tile then takes no division, where blocks are powers of two.
 struct LayerTiles {
-  char *first;  // tile(layer, 0, 0)
-  int64_t block_stride, head_stride, keys, values;  // bytes: from block to block, head to head, of K and V of a tile
-  int block_size, shift, head_dim;                  // shift: block_size is 2^shift, or shift < 0
+  char *first;  // of the layer, in the first set
+  int64_t set_stride, head_stride, keys, values, scales;  // bytes: from set to set, head to head, and of parts of a tile
+  int block_size, shift, set_shift, span_shift, head_dim;  // shift: block_size is 2^shift, or shift < 0
 
   LayerTiles(const mv_store &s, int layer)
-      : head_stride(tile_bytes(s)), keys(key_bytes(s)), values(value_bytes(s)), block_size(s.block_size), head_dim(s.head_dim) {
+      : keys(key_bytes(s)), values(value_bytes(s)), scales(scale_bytes(s)), block_size(s.block_size),
+        set_shift(blocks_shift(s, SPLIT)), span_shift(blocks_shift(s, SPAN)), head_dim(s.head_dim) {
+    head_stride = tile_bytes(s) << set_shift;
     first = (char *)s.data + int64_t(layer) * s.num_kv_heads * head_stride;
-    block_stride = int64_t(s.num_layers) * s.num_kv_heads * head_stride;
+    set_stride = int64_t(s.num_layers) * s.num_kv_heads * head_stride;
     shift = (block_size & (block_size - 1)) == 0 ? __builtin_ctz(unsigned(block_size)) : -1;
   }
-  char *tile(int64_t block, int head) const { return first + block * block_stride + head * head_stride; }
-  const float *scales(const char *tile) const { return (const float *)(tile + keys + values); }  // in int8
+  Tile tile(int64_t block, int head) const {
+    const int64_t of_set = block & ((int64_t(1) << set_shift) - 1), index = block & ((int64_t(1) << span_shift) - 1);
+    char *span = first + (block >> set_shift) * set_stride + head * head_stride +
+                 (of_set - index) * (keys + values + scales);
+    char *all_values = span + (keys << span_shift);
+    return {span + index * keys, all_values + index * values, all_values + (values << span_shift) + index * scales};
+  }
   int block_of(int position) const { return shift >= 0 ? position >> shift : position / block_size; }
   int offset_of(int position) const { return shift >= 0 ? position & (block_size - 1) : position % block_size; }
 };

@@ -102,5 +102,5 @@ extern "C" void mv_pack_rows(const mv_matrix *matrix, int32_t first_row, int32_t
 }
 
 extern "C" int64_t mv_store_bytes(const mv_store *s) {
-  return int64_t(s->num_layers) * s->num_blocks * s->num_kv_heads * mv::tile_bytes(*s);
+  return mv::front_bytes(*s, s->num_blocks);
 }

@@ -309,7 +309,7 @@ int32_t admit(mv_program &program, const mv_step &step) {
   program.team->drop(program.begun);
   if (int32_t status = mv::check_step(step, {program.limits, program.store})) return status;
   const int32_t block = *std::max_element(step.slots, step.slots + step.num_tokens) / program.store.block_size;
-  program.first_touch->used((int64_t(block) + 1) * mv::block_bytes(program.store));
+  program.first_touch->used(mv::front_bytes(program.store, int64_t(block) + 1));
   return MV_OK;
 }
 

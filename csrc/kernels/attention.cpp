@@ -50,12 +50,28 @@ struct Task {
   int first_key() const { return first_visible(tile.first_position); }
   int first_split() const { return first_key() / SPLIT; }
   int last_split() const { return last_position() / SPLIT; }
+  bool has(int split) const { return split >= first_split() && split <= last_split(); }
   SpanPlace place(const LayerTiles &tiles, int start) const {
     const int32_t *table = step->in.block_tables + int64_t(tile.seq) * step->in.table_width;
     int low = max32(0, first_key() - start), high = min32(SPAN, last_position() + 1 - start);
     return {&tiles, table, head, start, low, high};
   }
 };
+
+// Units: tasks; or their splits, heads innermost, as one split of all heads is one piece of memory.
+struct Unit {
+  int64_t task;
+  int split;  // 0 when tasks are units
+  Unit(const mv_op &op, const StepView &step, int64_t unit) : task(unit), split(0) {
+    if (!step.split_units) return;
+    const int64_t each = int64_t(step.num_splits) * op.num_kv_heads, rest = unit % each;
+    split = int(rest / op.num_kv_heads);
+    task = unit / each * op.num_kv_heads + rest % op.num_kv_heads;
+  }
+};
+int64_t attend_units(const mv_op &op, const StepView &step) {
+  return int64_t(step.num_tiles) * op.num_kv_heads * (step.split_units ? step.num_splits : 1);
+}
 
 // m [rows], l [rows][W] (the sum of a row's lanes counts), acc [rows][padded]: what a part of the history adds up to.
 struct State {
@@ -258,35 +274,36 @@ class Reader {
   Reader(const mv_op &op, const StepView &step, const Scratch &scratch)
       : op_(op), step_(step), scratch_(scratch), tiles_(*step.store, op.layer) {}
 
-  // Adds the split's visible keys to s.
-  void accumulate_split(const Task &t, int64_t index, const State &s, int split) {
+  // Adds the split's visible keys to s; the split is the unit, or one of the task that is.
+  void accumulate_split(const Task &t, int64_t unit, const State &s, int split) {
     int begin = max32(split * SPLIT, t.first_key() / SPAN * SPAN), end = min32((split + 1) * SPLIT, t.last_position() + 1);
     for (int start = begin; start < end; start += SPAN) {
       if (!in_place()) {
         accumulate_span(t, s, start, copy_span<Lanes>(t.place(tiles_, start), scratch_.copy), nullptr);
         continue;
       }
-      Span<Lanes> span = located_ == index && located_start_ == start ? next_ : locate_span<Lanes>(t.place(tiles_, start));
-      accumulate_span(t, s, start, span, locate_next(t, index, start) ? &next_ : nullptr);
+      Span<Lanes> span = located_ == unit && located_start_ == start ? next_ : locate_span<Lanes>(t.place(tiles_, start));
+      accumulate_span(t, s, start, span, locate_next(t, unit, start) ? &next_ : nullptr);
     }
   }
 
  private:
   bool in_place() const { return tiles_.block_size % GROUP == 0; }
 
-  // The task's next span, or the first one of the next task.
-  bool locate_next(const Task &t, int64_t index, int start) {
-    if (start + SPAN <= t.last_position()) {
-      located_ = index;
-      located_start_ = start + SPAN;
-      next_ = locate_span<Lanes>(t.place(tiles_, located_start_));
-      return true;
-    }
-    located_ = index + 1;
-    if (located_ == int64_t(step_.num_tiles) * op_.num_kv_heads) return false;
-    Task after(op_, step_, located_);
-    located_start_ = after.first_key() / SPAN * SPAN;
-    next_ = locate_span<Lanes>(after.place(tiles_, located_start_));
+  // The unit's next span, or the first one of the next unit.
+  bool locate_next(const Task &t, int64_t unit, int start) {
+    const int next = start + SPAN;
+    if (next <= t.last_position() && !(step_.split_units && next % SPLIT == 0)) return locate(t, unit, next);
+    if (unit + 1 == attend_units(op_, step_)) return false;
+    const Unit after(op_, step_, unit + 1);
+    const Task task(op_, step_, after.task);
+    if (step_.split_units && !task.has(after.split)) return false;
+    return locate(task, unit + 1, max32(after.split * SPLIT, task.first_key() / SPAN * SPAN));
+  }
+  bool locate(const Task &t, int64_t unit, int start) {
+    located_ = unit;
+    located_start_ = start;
+    next_ = locate_span<Lanes>(t.place(tiles_, start));
     return true;
   }
 
@@ -317,7 +334,7 @@ class Reader {
   const Scratch &scratch_;
   const LayerTiles tiles_;
   Span<Lanes> next_;
-  int64_t located_ = -1;  // the task that next_ belongs to, and where it starts
+  int64_t located_ = -1;  // the unit that next_ belongs to, and where it starts
   int located_start_ = 0;
 };
 
@@ -360,10 +377,6 @@ void write_rows(const Task &t, const State &s) {
   t.op->out_format == MV_BF16 ? write_rows_as<RoundedRow>(t, s) : write_rows_as<FloatRow>(t, s);
 }
 
-// Units: (tile, K/V head), times the number of splits when every split is a unit.
-int64_t attend_units(const mv_op &op, const StepView &step) {
-  return int64_t(step.num_tiles) * op.num_kv_heads * (step.split_units ? step.num_splits : 1);
-}
 int64_t combine_units(const mv_op &op, const StepView &step) {
   return step.split_units ? int64_t(step.num_tiles) * op.num_kv_heads : 0;
 }
@@ -373,22 +386,21 @@ void attend_units_of(const mv_op &op, const StepView &step, int64_t begin, int64
   Scratch scratch(memory, op);
   Reader<Lanes> reader(op, step, scratch);
   for (int64_t unit = begin; unit < end; unit++) {
-    const int64_t index = step.split_units ? unit / step.num_splits : unit;
-    Task t(op, step, index);
-    int split = step.split_units ? int(unit % step.num_splits) : 0;
-    if (step.split_units && (split < t.first_split() || split > t.last_split())) continue;
+    const Unit u(op, step, unit);
+    Task t(op, step, u.task);
+    if (step.split_units && !t.has(u.split)) continue;
     write_queries<Lanes>(t, scratch);
     if (step.split_units) {
-      State part(step.partials + unit * step.partial_len, t);
+      State part(step.partials + (u.task * step.num_splits + u.split) * step.partial_len, t);
       clear(t, part);
-      reader.accumulate_split(t, index, part, split);
+      reader.accumulate_split(t, unit, part, u.split);
       continue;
     }
     Tree tree(t, scratch.states);
-    for (split = t.first_split(); split <= t.last_split(); split++) {
+    for (int split = t.first_split(); split <= t.last_split(); split++) {
       State part(tree.next(), t);
       clear(t, part);
-      reader.accumulate_split(t, index, part, split);
+      reader.accumulate_split(t, unit, part, split);
       tree.push(split);
     }
     write_rows(t, tree.result());

@@ -17,7 +17,7 @@ struct SpanPlace {
   const int32_t *table;
   int head, start, low, high;
 
-  char *tile(int position) const { return tiles->tile(table[tiles->block_of(position)], head); }
+  Tile tile(int position) const { return tiles->tile(table[tiles->block_of(position)], head); }
 };
 
 inline int64_t span_copy_bytes(int head_dim) { return int64_t(SPAN) * (head_dim + 3 + padded_dim(head_dim)) * 4; }
@@ -28,6 +28,7 @@ Span<Lanes> empty_span(int head_dim) {
   span.padded = padded_dim(head_dim);
   span.steps = (head_dim + Lanes::P - 1) / Lanes::P;
   span.value_stride = span.padded * Lanes::P;
+  span.key_run = span.value_run = nullptr;
   return span;
 }
 
@@ -40,14 +41,19 @@ Span<Lanes> locate_span(const SpanPlace &place) {
   for (int g = 0; g < GROUPS; g++) {
     int nearest = min32(max32(g, place.low / GROUP), (place.high - 1) / GROUP);  // others have no visible keys
     int position = place.start + nearest * GROUP, offset = s.offset_of(position);
-    const char *tile = place.tile(position);
-    span.keys[g] = (const Element *)tile + offset * Lanes::P;
-    span.values[g] = (const Element *)(tile + s.keys) + int64_t(offset) * span.padded;
+    const Tile tile = place.tile(position);
+    span.keys[g] = (const Element *)tile.keys + offset * Lanes::P;
+    span.values[g] = (const Element *)tile.values + int64_t(offset) * span.padded;
     if constexpr (Lanes::HAS_SCALES) {
-      span.key_scales[g] = s.scales(tile) + offset;
+      span.key_scales[g] = (const float *)tile.scales + offset;
       span.value_scales[g] = span.key_scales[g] + s.block_size;
     }
   }
+  // Pieces of a span that begin and end where one piece would are taken for one: it matters for what is asked for alone.
+  const int64_t keys = int64_t(GROUP) * Lanes::P * span.steps, values = int64_t(GROUP) * span.padded;
+  if (s.block_size == GROUP && span.keys[GROUPS - 1] == span.keys[0] + (GROUPS - 1) * keys)
+    span.key_run = (const char *)span.keys[0];
+  if (span.values[GROUPS - 1] == span.values[0] + (GROUPS - 1) * values) span.value_run = (const char *)span.values[0];
   return span;
 }
 
@@ -62,15 +68,15 @@ Span<Lanes> copy_span(const SpanPlace &place, char *memory) {
   Element *keys = (Element *)(scales + 2 * SPAN), *values = keys + SPAN * span.steps * P;
   for (int j = place.low; j < place.high; j++) {
     int offset = s.offset_of(place.start + j);
-    const Element *from_keys = (const Element *)place.tile(place.start + j);
-    const Element *from_values = (const Element *)((const char *)from_keys + s.keys);
+    const Tile tile = place.tile(place.start + j);
+    const Element *from_keys = (const Element *)tile.keys, *from_values = (const Element *)tile.values;
     Element *to = keys + j / GROUP * GROUP * span.steps * P;
     for (int d = 0; d < span.steps * P; d++)
       to[key_index<P>(d, j % GROUP, GROUP)] = from_keys[key_index<P>(d, offset, s.block_size)];
     for (int i = 0; i < span.padded; i++)
       values[value_index<P>(j, i, span.padded)] = from_values[value_index<P>(offset, i, span.padded)];
     if constexpr (Lanes::HAS_SCALES) {
-      const float *from_scales = s.scales((const char *)from_keys) + offset;
+      const float *from_scales = (const float *)tile.scales + offset;
       scales[j] = from_scales[0];
       scales[SPAN + j] = from_scales[s.block_size];
     }

@@ -111,15 +111,26 @@ struct Span {
   const float *key_scales[GROUPS], *value_scales[GROUPS];  // of each key; int8 alone has them
   int64_t key_stride, value_stride;
   int steps, padded;  // steps of the head's dimensions
+  const char *key_run, *value_run;  // where all of the span's keys, or values, begin if they lie in one piece; else NULL
 };
 template <typename Lanes>
 constexpr int GROUP_STEPS = GROUP / Lanes::P;
 
 // Memory is asked for half a span early, one step's worth at a time: V while q.K^T is computed, the next span's K while p.V
-// is. (A whole span early is too early: the requests queue up before what is needed at once. docs/log/attention.md)
+// is. (A whole span early is too early: the requests queue up before what is needed at once. docs/log/attention.md) One piece
+// is asked for in the order of addresses, so that the processor's own requests run ahead of ours; others side by side, so
+// that their beginnings are waited for together.
+MV_INLINE void prefetch_run(const char *begin, int64_t bytes) {
+  for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(begin + b);
+}
 template <typename Lanes>
 MV_INLINE void prefetch_keys(const Span<Lanes> &span, int i) {
-  MV_UNROLL for (int g = 0; g < GROUPS; g++) __builtin_prefetch(span.keys[g] + i * span.key_stride);
+  const int64_t step = span.key_stride * GROUPS * int64_t(sizeof(typename Lanes::Element));
+  if (span.key_run) {
+    prefetch_run(span.key_run + i * step, step);
+  } else {
+    MV_UNROLL for (int g = 0; g < GROUPS; g++) __builtin_prefetch(span.keys[g] + i * span.key_stride);
+  }
   if constexpr (Lanes::HAS_SCALES) {
     if (i > 0) return;
     for (int g = 0; g < GROUPS; g++) __builtin_prefetch(span.key_scales[g]), __builtin_prefetch(span.value_scales[g]);
@@ -127,9 +138,12 @@ MV_INLINE void prefetch_keys(const Span<Lanes> &span, int i) {
 }
 template <typename Lanes>
 MV_INLINE void prefetch_values(const Span<Lanes> &span, int i) {
-  const char *row = (const char *)(span.values[i / GROUP_STEPS<Lanes>] + i % GROUP_STEPS<Lanes> * span.value_stride);
-  for (int64_t b = 0; b < int64_t(span.value_stride * sizeof(typename Lanes::Element)); b += 64)
-    __builtin_prefetch(row + b);
+  const int64_t step = span.value_stride * int64_t(sizeof(typename Lanes::Element));
+  if (span.value_run) {
+    prefetch_run(span.value_run + i * step, step);
+  } else {
+    for (int g = 0; g < GROUPS; g++) prefetch_run((const char *)span.values[g] + i * (step / GROUPS), step / GROUPS);
+  }
 }
 
 // scores[r][16 g …] of MR rows and NG groups of keys, as sums of the store's kind. q [rows][steps].

@@ -55,8 +55,8 @@ void write_key_value(const mv_op &op, const LayerTiles &s, int head, int32_t slo
   typedef typename Format::Element Element;
   const int d = op.head_dim, padded = padded_dim(d);
   const int64_t offset = s.offset_of(slot), step = int64_t(s.block_size) * P;
-  char *tile = s.tile(s.block_of(slot), head);
-  Element *keys = (Element *)tile + offset * P, *values = (Element *)(tile + s.keys), row[MAX_HEAD_DIM + 16];
+  const Tile tile = s.tile(s.block_of(slot), head);
+  Element *keys = (Element *)tile.keys + offset * P, *values = (Element *)tile.values, row[MAX_HEAD_DIM + 16];
   narrow_row<Format>(k, d, row);
   row[d] = 0;  // completes a pair
   for (int i = 0; i < d; i += P, keys += step) memcpy(keys, row + i, P * sizeof(Element));
@@ -83,8 +83,9 @@ float write_codes(const float *x, int n, int8_t *out) {
 void write_key_value_codes(const mv_op &op, const LayerTiles &s, int head, int32_t slot, const float *k, const float *v) {
   const int d = op.head_dim, padded = padded_dim(d);
   const int64_t offset = s.offset_of(slot);
-  int8_t *keys = (int8_t *)s.tile(s.block_of(slot), head), *values = keys + s.keys, row[MAX_HEAD_DIM + 1];
-  float *scales = (float *)(values + s.values) + offset;
+  const Tile tile = s.tile(s.block_of(slot), head);
+  int8_t *keys = (int8_t *)tile.keys, *values = (int8_t *)tile.values, row[MAX_HEAD_DIM + 1];
+  float *scales = (float *)tile.scales + offset;
   scales[0] = write_codes(k, d, row);
   row[d] = 0;  // completes a pair
   for (int i = 0; i < d; i += 2) memcpy(keys + key_index<2>(i, offset, s.block_size), row + i, 2);

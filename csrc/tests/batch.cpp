@@ -8,9 +8,12 @@ namespace mvt {
 Batch::Batch(Random &random, const std::vector<int> &lengths, int block_size, int vocab) : block_size_(block_size) {
   for (int length : lengths) num_blocks_ += (length + block_size - 1) / block_size;
   num_blocks_ += 2;  // two that nobody uses
-  std::vector<int32_t> order;
-  for (int i = 0; i < num_blocks_; i++) order.push_back(i);
-  for (int i = num_blocks_ - 1; i > 0; i--) std::swap(order[size_t(i)], order[size_t(random.below(i + 1))]);
+  const int together = std::vector<int>{1, 4, 16}[size_t(random.below(3))];  // neighbours: kernels read those in one piece
+  std::vector<int32_t> starts, order;
+  for (int i = 0; i < num_blocks_; i += together) starts.push_back(i);
+  for (int i = int(starts.size()) - 1; i > 0; i--) std::swap(starts[size_t(i)], starts[size_t(random.below(i + 1))]);
+  for (int32_t start : starts)
+    for (int32_t i = start; i < std::min(start + together, num_blocks_); i++) order.push_back(i);
   auto next = order.begin();
   for (int length : lengths) {
     int count = (length + block_size - 1) / block_size;

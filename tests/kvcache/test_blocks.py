@@ -2,7 +2,7 @@
 
 import pytest
 
-from mini_vllm.kvcache.blocks import Block, BlockPool, Content, FreeList
+from mini_vllm.kvcache.blocks import Block, BlockPool, Content, FreeList, arrange
 
 
 def content(serial: int) -> Content:
@@ -88,3 +88,21 @@ def test_integrity_check_sees_a_lost_block_and_a_wrong_count() -> None:
     pool.num_cached = 1
     with pytest.raises(AssertionError, match="num_cached"):
         pool.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("ids", "place", "expected"),
+    [
+        ([], 0, []),
+        ([7, 6, 5, 4], 0, [4, 5, 6, 7]),
+        ([9, 8, 7, 6, 5, 4, 3], 2, [3, 8, 4, 5, 6, 7, 9]),  # 4 to 7 at places 4 to 7
+        ([4, 5, 6, 7], 1, [4, 5, 6, 7]),  # nothing else fills places 1 to 3
+        ([12, 2, 8, 9, 10, 11, 1], 8, [8, 9, 10, 11, 1, 2, 12]),
+        ([4, 5, 6, 7, 0, 1, 2, 3], 3, [4, 0, 1, 2, 3, 5, 6, 7]),
+        ([6], 3, [6]),
+    ],
+)
+def test_neighbours_come_to_lie_at_places_where_kernels_read_them_in_one_piece(
+    ids: list[int], place: int, expected: list[int]
+) -> None:
+    assert [block.block_id for block in arrange([Block(i) for i in ids], place)] == expected

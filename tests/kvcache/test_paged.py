@@ -151,7 +151,8 @@ def test_the_least_recently_used_chain_goes_first_and_its_tail_before_its_head()
     assert cache.num_cached == 6
     other = table_of(cache, [3] * 24)
     start(cache, other)
-    assert cache.extend(other, 24) == (*reversed(old_ids), *reversed(new_ids))
+    taken = [cache.extend(other, num_tokens) for num_tokens in range(4, 28, 4)]
+    assert taken == [(block_id,) for block_id in (*reversed(old_ids), *reversed(new_ids))]
 
 
 def test_a_hit_makes_a_chain_recent() -> None:
@@ -163,7 +164,7 @@ def test_a_hit_makes_a_chain_recent() -> None:
     cache.release(table)
     other = table_of(cache, [3] * 8)
     start(cache, other)
-    assert cache.extend(other, 8) == (3, 2), "the blocks of the chain that was not asked for"
+    assert cache.extend(other, 8) == (2, 3), "the blocks of the chain that was not asked for"
 
 
 def test_start_counts_what_is_promised_and_what_hits_save() -> None:
@@ -226,3 +227,14 @@ def test_the_configuration_chooses_the_variant() -> None:
     assert (off.retains, off.shares_prefixes) == (False, False)
     assert isinstance(contiguous, ContiguousCache)
     assert (contiguous.retains, contiguous.shares_prefixes) == (True, False)
+
+
+def test_blocks_taken_at_once_lie_side_by_side_in_the_table() -> None:
+    cache = cache_of(16)
+    first, second = compute(cache, [1] * 20), compute(cache, [2] * 36)
+    assert ids(first) == [0, 1, 2, 3, 4]
+    assert ids(second) == [8, 9, 10, 11, 5, 6, 7, 12, 13], "the one whole set, at places 0 to 3; then the rest"
+    cache.release(second)
+    third = table_of(cache, [3] * 16)
+    start(cache, third)
+    assert cache.extend(third, 16) == (12, 13, 14, 15), "two never used, and the tail of the least recent chain"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from mini_vllm.config import CacheConfig
-from mini_vllm.kvcache.blocks import Block, BlockPool, BlockTable
+from mini_vllm.kvcache.blocks import Block, BlockPool, BlockTable, arrange
 from mini_vllm.kvcache.prefix import PrefixIndex
 
 
@@ -171,6 +171,8 @@ class PagedCache(KVCache):
         if num_missing > self._pool.num_free:
             return None
         added = [self._pool.take() for _ in range(num_missing)]
+        if num_missing > 1:
+            added = arrange(added, len(table.blocks))
         table.blocks += added
         return tuple([block.block_id for block in added])
 
