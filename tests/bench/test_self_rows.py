@@ -39,13 +39,21 @@ class Timed:
 
 
 def test_attention_is_its_own_time_in_steps_after_the_first():
-    rows = list(self_rows.history_rows(Timed(), lambda: LIMITS, rounds=3))
+    rows = list(self_rows.history_rows(Timed(), lambda num_bytes: LIMITS.bandwidth_at(num_bytes), rounds=3))
     assert [row.detail for row in rows] == ["batch 1", "batch 16"]
     for row, batch in zip(rows, (1, 16)):
         assert row.ours == pytest.approx(1e3 * 2e-9 * batch * 2000, rel=1e-6)
         # 23,040 bytes a token at 1e9 bytes per second
-        assert row.theirs == pytest.approx(1e3 * 23_040 * batch * 2008.5 / 1e9)
-        assert row.ratio == pytest.approx(23_040e-9 * 2008.5 / (2e-9 * 2000))
+        assert row.theirs == pytest.approx(1e3 * 23_040 * batch * 2032.5 / 1e9)
+        assert row.ratio == pytest.approx(23_040e-9 * 2032.5 / (2e-9 * 2000))
+
+
+def test_rounds_in_which_the_bandwidth_changed_count_only_when_there_are_no_others():
+    readings = iter([1e9, 3e9, *[1e9, 1.1e9] * 8, *[1e9, 3e9] * 9])
+    one, sixteen = self_rows.history_rows(Timed(), lambda num_bytes: next(readings), rounds=1)
+    assert one.theirs == pytest.approx(1e3 * 23_040 * 2032.5 / 1.05e9)
+    assert one.ratio == pytest.approx(23_040 / 1.05e9 * 2032.5 / (2e-9 * 2000)) and one.spread[0] == one.spread[1]
+    assert sixteen.theirs == pytest.approx(1e3 * 23_040 * 16 * 2032.5 / 2e9)
 
 
 def test_a_plain_split_meets_the_same_prompts():

@@ -184,8 +184,7 @@ class Comparison:
             elif (known := self.limits) is None:
                 yield failed(Row(work=name, weights="q4_1", peer="self"), "the machine's limits are not known")
             else:
-                now = self._limits_of_now
-                yield from self_rows.history_rows(subject, lambda: now() or known, rounds=max(2, rounds))
+                yield from self_rows.history_rows(subject, self._bandwidth_or(known.memory_bandwidth), rounds=rounds)
         except SubjectError as error:
             yield failed(Row(work=name, weights="q4_1", peer="self"), str(error))
 
@@ -256,6 +255,11 @@ class Comparison:
     def _gauged(self, subject: Measurable, shape: Shape, stored: Weights) -> Measurable:
         """With the bandwidth beside its samples, where that can be measured."""
         return subject if self.bandwidth is None else Gauged(subject, shape, stored, self.bandwidth)
+
+    def _bandwidth_or(self, known: float) -> Callable[[float], float]:
+        """What memory gives right now, or what it gave, where that cannot be measured."""
+        now = self.bandwidth
+        return lambda num_bytes: (now(num_bytes) if now else None) or known
 
     def _measure_limits(self) -> None:
         if found := self._limits_of_now():
