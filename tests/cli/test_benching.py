@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mini_vllm.cli.benching import BENCHES, Work, shown
+from mini_vllm.cli.benching import BENCHES, Bench, Work, shown
 from mini_vllm.errors import ConfigError
 from mini_vllm.simulation.fitted import FittedCosts
 
@@ -120,3 +120,89 @@ def test_variables_of_the_environment_are_for_the_benches_that_know_them(run, mo
 def test_rounds_count_also_in_a_quick_run() -> None:
     assert [Work(quick=quick).repeats(whole=10, quick=2) for quick in (False, True)] == [10, 2]
     assert [Work(quick=quick, rounds=5).repeats(whole=10, quick=2) for quick in (False, True)] == [5, 5]
+
+
+@pytest.fixture
+def measured(monkeypatch) -> list[str]:
+    """The benches that began to measure; none of them does."""
+    begun: list[str] = []
+    for name, bench in BENCHES.items():
+        monkeypatch.setitem(BENCHES, name, Bench(lambda work, name=name: begun.append(name) or True, bench.takes))
+    return begun
+
+
+@pytest.mark.parametrize("bench", MEASURING)
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("notes.txt/r.json", "a part of the path is a file, not a folder"),
+        ("notes.txt/new/r.json", "a part of the path is a file, not a folder"),
+        ("folder", "Is a directory"),
+        ("n" * 300, "File name too long"),
+    ],
+)
+def test_a_record_that_cannot_be_written_is_refused_before_anything_is_measured(
+    run, measured, tmp_path: Path, bench: str, name: str, reason: str
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    path = tmp_path / name
+    ran = run("bench", bench, "--json", path)
+    message = f"error: cannot write {path}: {reason}; give --json a file that can be written\n"
+    assert (ran.code, ran.out, ran.err, measured) == (2, "", message, [])
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("bench", MEASURING)
+def test_looking_whether_a_record_can_be_written_changes_no_file(run, measured, tmp_path: Path, bench: str) -> None:
+    old, link = tmp_path / "old.json", tmp_path / "link.json"
+    old.write_text("what was there")
+    link.symlink_to(tmp_path / "linked" / "new.json")
+    for path in (old, tmp_path / "new" / "r.json", link, Path("/dev/null")):
+        assert run("bench", bench, "--json", path).code == 0
+    assert measured == [bench] * 4
+    assert old.read_text() == "what was there" and link.is_symlink()
+    assert not list((tmp_path / "new").iterdir()) and not list((tmp_path / "linked").iterdir())
+
+
+def test_a_cost_model_without_a_file_of_its_own_is_looked_for_too(run, measured, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("not a folder")
+    ran = run("bench", "cost-model")
+    assert ran.code == 2 and measured == []
+    assert ran.err.startswith(f"error: cannot write {tmp_path / 'cache' / 'cost-model.json'}: a part of the path is a")
+    assert run("bench", "cost-model", "--json", tmp_path / "c.json").code == 0 and measured == ["cost-model"]
+
+
+def test_a_file_for_others_does_not_matter_to_a_bench_that_writes_none(run, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MINI_VLLM_BENCH_JSON", str(tmp_path))
+    assert run("bench", "show", RESULTS / "2026-11-30-neighbours.json").code == 0
+
+
+@pytest.mark.parametrize("content", ["", '{"ratios": [], "machine": {}}'])
+def test_a_record_that_cannot_be_added_to_is_refused_before_drafters_are_measured(
+    run, monkeypatch, tmp_path: Path, content: str
+) -> None:
+    from mini_vllm.bench import speculative
+
+    monkeypatch.setattr(speculative, "measure", None)
+    path = tmp_path / "r.json"
+    path.write_text(content)
+    ran = run("bench", "speculative", "--json", path)
+    assert ran.code == 2 and ran.err.startswith(f"error: cannot add to {path}: ")
+    assert ran.err.endswith("; give another file\n") and path.read_text() == content
+
+
+def test_what_was_measured_is_shown_even_where_its_record_cannot_be_written(run, monkeypatch, tmp_path: Path) -> None:
+    from mini_vllm.bench import surface
+
+    path = tmp_path / "new" / "r.json"
+
+    def measure(**_: object) -> dict[str, object]:
+        path.parent.rmdir()
+        path.parent.write_text("meanwhile a file")
+        return {"machine": {"cpu": "c"}, "figures": [{"what": "w", "value": 41.0, "unit": "µs", "form": "thread"}]}
+
+    monkeypatch.setattr(surface, "measure", measure)
+    ran = run("bench", "server", "--json", path)
+    assert ran.code == 2 and ran.err.startswith(f"error: cannot write {path}: ")
+    assert ran.out.startswith("cpu: c\n") and "41.0 µs" in ran.out

@@ -4,8 +4,10 @@ Must not know Typer.
 """
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +51,50 @@ class Bench:
 
 
 def run(what: str, work: Work) -> bool:
-    """Run a bench by its name; False if it failed. `ConfigError` names all if it is none, and an option not for it."""
+    """Run a bench by its name; False if it failed. `ConfigError` names all if it is none, an option not for it, and a
+    record that could not be written, before anything is measured.
+    """
     if what not in BENCHES:
         raise ConfigError(f"bench is given {what!r}; write one of {_commands(BENCHES)}")
     _refuse_idle_options(what, work)
     EngineConfig.from_options(threads=work.threads)
+    target = _target(what, work)
+    if target is not None:
+        refuse_unwritable(target)
     return BENCHES[what].run(work)
+
+
+def _target(what: str, work: Work) -> Path | None:
+    """The file that this bench will write."""
+    if "--json" not in BENCHES[what].takes:
+        return None
+    if what != "cost-model" or work.target is not None:
+        return work.target
+    from mini_vllm.simulation.costs import default_file
+
+    return default_file()
+
+
+def refuse_unwritable(path: Path) -> None:
+    """`ConfigError` where a record could not be written. Makes its folders; a file that is there keeps what it holds,
+    and none is made.
+    """
+    try:
+        if path.is_file() or path.is_dir():
+            path.open("ab").close()
+        elif not path.exists():  # what else is there, a pipe or a device, is opened only once
+            place = Path(os.path.realpath(path))  # where a link leads
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.touch(exist_ok=False)
+            place.unlink()
+    except (FileExistsError, NotADirectoryError):
+        raise _unwritable(path, "a part of the path is a file, not a folder") from None
+    except OSError as error:
+        raise _unwritable(path, error.strerror or str(error)) from None
+
+
+def _unwritable(path: Path, reason: str) -> ConfigError:
+    return ConfigError(f"cannot write {path}: {reason}; give --json a file that can be written")
 
 
 def _refuse_idle_options(what: str, work: Work) -> None:
@@ -86,9 +126,7 @@ def _peers(work: Work) -> bool:
 
     selection = Selection.parse(work.only)
     found = compare.Comparison(selection=selection, quick=work.quick, smoke=work.smoke, threads=work.num_threads).run()
-    if work.target is not None:
-        compare.write_record(found, work.target)
-    write(report.render(found))
+    _keep(work.target, partial(compare.write_record, found), report.render(found))
     return not (work.smoke and any("error" in row for row in found["ratios"]))
 
 
@@ -97,9 +135,7 @@ def _neighbours(work: Work) -> bool:
 
     comparison = compare.Comparison(quick=work.quick, threads=work.num_threads)
     found = comparison.beside_neighbours(work.repeats(whole=10, quick=2))
-    if work.target is not None:
-        compare.write_record(found, work.target)
-    write(report.render(found))
+    _keep(work.target, partial(compare.write_record, found), report.render(found))
     return True
 
 
@@ -112,6 +148,8 @@ def _server(work: Work) -> bool:
 def _speculative(work: Work) -> bool:
     from mini_vllm.bench import speculative
 
+    if work.target is not None:
+        joined(work.target, {"figures": []})  # a record that cannot be added to is found now
     measured = speculative.measure(quick=work.quick, threads=work.num_threads, only=work.only)
     return _show_figures(measured if work.target is None else joined(work.target, measured), work.target)
 
@@ -125,14 +163,11 @@ def _show(work: Work) -> bool:
 
 def _cost_model(work: Work) -> bool:
     from mini_vllm.bench import simulating
-    from mini_vllm.simulation.costs import default_file
 
-    found = simulating.cost_model(_config(work))
-    path = work.target or default_file()
-    found.save(path)
-    about = found.about
-    errors = about["relative_error"]
-    write(f"{path}: fitted to {about['steps']} steps, error median {errors['median']:.1%}, p90 {errors['p90']:.1%}\n")
+    found, path = simulating.cost_model(_config(work)), _target("cost-model", work)
+    steps, errors = found.about["steps"], found.about["relative_error"]
+    text = f"{path}: fitted to {steps} steps, error median {errors['median']:.1%}, p90 {errors['p90']:.1%}\n"
+    _keep(path, found.save, text)
     return True
 
 
@@ -140,8 +175,7 @@ def _simulation(work: Work) -> bool:
     from mini_vllm.bench import simulating
 
     record = simulating.truth_check(_config(work), rounds=work.repeats(whole=3, quick=1))
-    _keep(record, work.target)
-    write(simulating.render(record))
+    _keep(work.target, partial(_write_json, record), simulating.render(record))
     return True
 
 
@@ -222,16 +256,21 @@ def _config(work: Work) -> EngineConfig:
 def _show_figures(record: dict[str, Any], target: Path | None) -> bool:
     from mini_vllm.bench import figures
 
-    if target is not None:
-        figures.write_record(record, target)
-    write(figures.render(record))
+    _keep(target, partial(figures.write_record, record), figures.render(record))
     return True
 
 
-def _keep(record: Mapping[str, object], target: Path | None) -> None:
+def _write_json(record: Mapping[str, object], path: Path) -> None:
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def _keep(target: Path | None, save: Callable[[Path], None], text: str) -> None:
+    """Write a record, if it is wanted, and show what was measured, also where that fails: the disk may be full."""
     if target is None:
-        return
+        return write(text)
     try:
-        target.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        save(target)
     except OSError as error:
-        raise ConfigError(f"cannot write {target}: {error.strerror}") from None
+        raise _unwritable(target, error.strerror or str(error)) from None
+    finally:
+        write(text)
