@@ -12,7 +12,7 @@ from mini_vllm.bench.roofline import SMOLLM2, TINYLLAMA, limit
 from mini_vllm.bench.rows import PEERS, WEIGHTS, WORKS
 from mini_vllm.bench.subject import SubjectError
 from mini_vllm.bench.workloads import SAMPLED32, SINGLE
-from mini_vllm.errors import MissingDependencyError
+from mini_vllm.errors import ConfigError, MissingDependencyError
 
 LIMITS = Limits(((1.0, 50e9), (1e9, 36e9)), {"f32": 234e9, "bf16": 468e9, "int8": 935e9})
 KEYS = {"work", "weights", "peer", "ours", "theirs", "ratio", "limit_share", "foreign"}
@@ -148,6 +148,34 @@ def test_rows_of_our_own_need_no_peer():
     found = [(entry["work"], entry["detail"]) for entry in record["ratios"]]
     assert found == [("sampled32", "against greedy"), ("history_2000", "batch 1"), ("history_2000", "batch 16")]
     assert record["ratios"][0]["ratio"] == 1.0
+
+
+def test_a_step_without_kernels_is_measured_for_the_weights_that_are_wanted():
+    found = {}
+    for only in ("overhead", "overhead,bf16", "overhead,q4_1"):
+        record, diary = compared(only)
+        found[only] = [(entry["weights"], "error" in entry) for entry in record["ratios"]]
+        assert {name for name in diary if not name.startswith(("warm", "close"))} == {
+            f"mini-vllm {weights}" for weights, _ in found[only]
+        }
+    assert found == {
+        "overhead": [("q4_1", False), ("bf16", False)],
+        "overhead,bf16": [("bf16", False)],
+        "overhead,q4_1": [("q4_1", False)],
+    }
+    broken, _ = compared("overhead", broken=["mini-vllm bf16"])
+    assert [(entry["weights"], entry.get("error")) for entry in broken["ratios"]] == [
+        ("q4_1", None), ("bf16", "mini-vllm bf16: it does not start"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("smoke", [False, True])
+def test_a_selection_without_a_row_is_refused_before_anything_is_measured(monkeypatch, smoke):
+    monkeypatch.setattr(compare.machine_limits, "measure", None)
+    monkeypatch.setattr(compare.weights, "pull", None)
+    run = Comparison(selection=Selection.parse(["start", "onnxruntime"]), smoke=smoke, gauge=unknown)
+    with pytest.raises(ConfigError, match="only is start, onnxruntime, which no row joins: start goes with"):
+        run.run()
 
 
 def test_beside_neighbours_is_the_same_record_of_fewer_rows():

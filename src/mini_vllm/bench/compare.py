@@ -21,7 +21,7 @@ from mini_vllm.bench.forms import folder_form, tinyllama_form
 from mini_vllm.bench.limits import Gauge, Limits
 from mini_vllm.bench.peers import ours, peer_launch, with_variables
 from mini_vllm.bench.places import models_folder, peers_base
-from mini_vllm.bench.plan import SMOKE_STAGES, STAGES, Meeting, Selection, Stage, select
+from mini_vllm.bench.plan import OTHER_ROWS, SMOKE_STAGES, STAGES, Meeting, Selection, Stage, planned, select
 from mini_vllm.bench.roofline import SMOLLM2, TINYLLAMA, Shape, Weights
 from mini_vllm.bench.rows import Row, failed, hardest
 from mini_vllm.bench.shares import Bandwidth, Gauged, with_share
@@ -70,7 +70,8 @@ class Comparison:
     versions: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> dict[str, Any]:
-        """The record: {"machine": …, "ratios": […]}."""
+        """The record: {"machine": …, "ratios": […]}. `ConfigError` where the selection leaves no row."""
+        self.selection.check(planned(SMOKE_STAGES) if self.smoke else (*planned(STAGES), *OTHER_ROWS))
         deadline = self.clock() + QUICK_MINUTES * 60 if self.quick else float("inf")
         pace = replace(QUICK if self.quick else FULL, deadline=deadline)
         return self._record(self._smoke_rows() if self.smoke else self._between_limits(pace))
@@ -162,7 +163,7 @@ class Comparison:
         return failed(row, row.error, ours=known)
 
     def _self_rows(self, rounds: int) -> Iterator[Row]:
-        wanted = [name for name in SELF_WORKS if self.selection.takes(name, "q4_1", "self")]
+        wanted = [name for name in SELF_WORKS if self._own_weights(name)]
         if not wanted:
             return
         try:
@@ -170,7 +171,15 @@ class Comparison:
                 for name in wanted:
                     yield from self._guarded(name, subject, rounds)
         except MiniVLLMError as error:
-            yield from (failed(Row(work=name, weights="q4_1", peer="self"), str(error)) for name in wanted)
+            yield from (row for name in wanted for row in self._failed(name, str(error)))
+
+    def _own_weights(self, name: str) -> list[str]:
+        """Of the rows of a work in which we meet ourselves, those that are wanted."""
+        rows = (row for row in OTHER_ROWS if row[0] == name and row[2] == "self")
+        return [weights for work, weights, peer in rows if self.selection.takes(work, weights, peer)]
+
+    def _failed(self, name: str, error: str) -> Iterator[Row]:
+        return (failed(Row(work=name, weights=weights, peer="self"), error) for weights in self._own_weights(name))
 
     def _guarded(self, name: str, subject: Subject, rounds: int) -> Iterator[Row]:
         logger.info("%s", name)
@@ -182,11 +191,11 @@ class Comparison:
             elif name == "overhead":
                 yield from self._overhead(subject, max(2, rounds))
             elif (known := self.limits) is None:
-                yield failed(Row(work=name, weights="q4_1", peer="self"), "the machine's limits are not known")
+                yield from self._failed(name, "the machine's limits are not known")
             else:
                 yield from self_rows.history_rows(subject, self._bandwidth_or(known.memory_bandwidth), rounds=rounds)
         except SubjectError as error:
-            yield failed(Row(work=name, weights="q4_1", peer="self"), str(error))
+            yield from self._failed(name, str(error))
 
     def _neighbour_rows(self, subject: Subject, rounds: int) -> Iterator[Row]:
         yield from self_rows.neighbour_rows(subject, rounds=rounds)
@@ -194,14 +203,17 @@ class Comparison:
             yield from self_rows.plain_split_rows(subject, plain, rounds=rounds)
 
     def _overhead(self, subject: Subject, rounds: int) -> Iterator[Row]:
-        with self._open_one(without_kernels("q4_1", self.threads)) as empty:
-            yield self_rows.overhead_row(subject, empty, "q4_1", rounds=rounds)
-        if self.selection.takes("overhead", "bf16", "self"):
-            with (
-                self._open_one(ours("bf16", threads=self.threads)) as larger,
-                self._open_one(without_kernels("bf16", self.threads)) as empty,
-            ):
-                yield self_rows.overhead_row(larger, empty, "bf16", rounds=rounds)
+        """subject: ours in Q4_1."""
+        for form in self._own_weights("overhead"):
+            try:
+                with ExitStack() as stack:
+                    whole = subject
+                    if form != "q4_1":
+                        whole = stack.enter_context(self._open_one(ours(form, threads=self.threads)))
+                    empty = stack.enter_context(self._open_one(without_kernels(form, self.threads)))
+                    yield self_rows.overhead_row(whole, empty, form, rounds=rounds)
+            except SubjectError as error:
+                yield failed(Row(work="overhead", weights=form, peer="self"), str(error))
 
     def _tinyllama(self, pace: Pace) -> Iterator[Row]:
         row = Row(work="tinyllama", weights="q4_0", peer="llama.cpp", detail="random weights")

@@ -88,6 +88,19 @@ SMOKE_STAGES = (
 )
 
 
+# Rows that are measured beside the stages: (work, weights, peer).
+OTHER_ROWS = (
+    ("start", "q4_1", "llama.cpp"),
+    ("memory", "q4_1", "self"),
+    ("sampled32", "q4_1", "self"),
+    ("history_2000", "q4_1", "self"),
+    ("overhead", "q4_1", "self"),
+    ("overhead", "bf16", "self"),
+    ("neighbours", "q4_1", "self"),
+    ("tinyllama", "q4_0", "llama.cpp"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """What `--only` names. Of works, weights and peers each, nothing named means all."""
@@ -110,6 +123,29 @@ class Selection:
         """Whether a row is wanted."""
         pairs = ((work, self.works), (weights, self.weights), (peer, self.peers))
         return all(not wanted or name in wanted for name, wanted in pairs)
+
+    def check(self, rows: Iterable[tuple[str, str, str]]) -> None:
+        """`ConfigError` if none of these rows (work, weights, peer) is wanted; it says what each name goes with."""
+        known = list(rows)
+        if any(self.takes(*row) for row in known):
+            return
+        groups = zip((WORKS, WEIGHTS, PEERS), (self.works, self.weights, self.peers))
+        names = [name for group, wanted in groups for name in group if name in wanted]
+        partners = "; ".join(f"{name} goes with {_partners(name, known) or 'no other here'}" for name in names)
+        raise ConfigError(f"only is {', '.join(names)}, which no row joins: {partners}", param="only")
+
+
+def _partners(name: str, rows: Iterable[tuple[str, str, str]]) -> str:
+    """All names that share a row with this one, in their usual order."""
+    found = {other for row in rows if name in row for other in row} - {name}
+    return ", ".join(other for other in (*WORKS, *WEIGHTS, *PEERS) if other in found)
+
+
+def planned(stages: Sequence[Stage]) -> Iterator[tuple[str, str, str]]:
+    """Every row of these stages: (work, weights, peer)."""
+    for stage in stages:
+        for meeting in stage.meetings:
+            yield from ((work.name, weights, meeting.peer) for work in meeting.works for _, weights in meeting.ours)
 
 
 def select(stages: Sequence[Stage], selection: Selection) -> Iterator[Stage]:
