@@ -110,7 +110,7 @@ const int STORE_FORMATS[] = {MV_F32, MV_F16, MV_BF16, MV_STORE_Q8};
 
 MV_TEST(attention_over_block_sizes_and_formats) {
   for (int format : STORE_FORMATS)
-    for (int block_size : {1, 7, 16, 48}) check_ragged(context, {heads(6, 2, 20), block_size, format, {}, 1}, ragged(context));
+    for (int block_size : {1, 7, 16, 48, 128}) check_ragged(context, {heads(6, 2, 20), block_size, format, {}, 1}, ragged(context));
 }
 
 MV_TEST(attention_with_grouped_heads) {
@@ -189,7 +189,7 @@ MV_TEST(attention_has_the_same_bits_however_it_is_cut) {
   for (int round = 0; round < context.rounds; round++) {
     Random random(context.seed * 1000 + uint64_t(round));
     Setup setup = {heads(6, random.below(2) ? 2 : 3, random.between(1, 5) * 4), 1, STORE_FORMATS[random.below(4)], {}, 1};
-    setup.block_size = std::vector<int>{1, 7, 16, 32}[size_t(random.below(4))];
+    setup.block_size = std::vector<int>{1, 7, 16, 32, 64, 256}[size_t(random.below(6))];
     setup.heads.window = random.below(2) ? 0 : random.between(1, 400);
     for (int i = random.between(1, 4); i > 0; i--)
       setup.lengths.push_back(random.below(4) ? random.between(1, 90) : random.between(200, 700));
