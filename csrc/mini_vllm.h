@@ -159,8 +159,9 @@ MV_EXPORT uint32_t mv_team_progress(const mv_team *team);
 // From now on adds the wall time of every op, in nanoseconds, to ns[its enum mv_op_kind]; NULL: stops. Not during a run.
 MV_EXPORT void mv_team_profile(mv_team *team, int64_t *ns);
 
-// Ops and what they point to must outlive the program; isa is one that mv_isa_supported accepts. NULL on
-// failure: no memory, or an op that kernels cannot run (heads larger than 1024, or other heads than the store's).
+// Ops and what they point to must outlive the program. NULL on failure, and errno says why: ENOMEM, no memory; ENOSYS, an isa
+// that mv_isa_supported does not accept; EINVAL, no hidden op, or an op that kernels cannot run (heads larger than 1024, other
+// heads than the store's …), which is refused in a program of its own, too.
 MV_EXPORT mv_program *mv_program_create(mv_team *team, const char *isa, const mv_store *store, const mv_limits *limits,
                                         const mv_op *hidden_ops, int32_t num_hidden_ops, const mv_op *logit_ops,
                                         int32_t num_logit_ops);

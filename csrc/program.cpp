@@ -1,5 +1,6 @@
 // A program: the ops of a model over fixed buffers, checked and replayed for any ragged batch.
 #include <algorithm>
+#include <cerrno>
 #include <memory>
 #include <new>
 #include <vector>
@@ -260,14 +261,25 @@ struct mv_program {
   }
 };
 
+namespace {
+
+// No program, and why.
+mv_program *refuse(int reason) {
+  errno = reason;
+  return nullptr;
+}
+
+}  // namespace
+
 extern "C" mv_program *mv_program_create(mv_team *team, const char *isa, const mv_store *store,
                                          const mv_limits *limits, const mv_op *hidden_ops, int32_t num_hidden_ops,
                                          const mv_op *logit_ops, int32_t num_logit_ops) {
   const mv::KernelTable *table = mv::find_table(isa);
-  if (!table || num_hidden_ops < 1) return nullptr;
+  if (!table) return refuse(ENOSYS);
+  if (num_hidden_ops < 1) return refuse(EINVAL);
   auto refused = [store](const mv_op &op) { return !mv::can_run(op, *store); };
-  if (std::any_of(hidden_ops, hidden_ops + num_hidden_ops, refused)) return nullptr;
-  if (std::any_of(logit_ops, logit_ops + num_logit_ops, refused)) return nullptr;
+  if (std::any_of(hidden_ops, hidden_ops + num_hidden_ops, refused)) return refuse(EINVAL);
+  if (std::any_of(logit_ops, logit_ops + num_logit_ops, refused)) return refuse(EINVAL);
   try {
     auto program = std::make_unique<mv_program>();
     program->team = &team->team;
@@ -293,7 +305,7 @@ extern "C" mv_program *mv_program_create(mv_team *team, const char *isa, const m
     program->scratch.reset(new char[size_t(program->scratch_stride * team->team.threads())]);
     return program.release();
   } catch (const std::bad_alloc &) {
-    return nullptr;
+    return refuse(ENOMEM);
   }
 }
 

@@ -1,6 +1,10 @@
 // Steps and programs that must be refused: the right status, and not a byte written anywhere.
+#include <sys/resource.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
+#include <cstdio>
 #include <functional>
 
 #include "check.h"
@@ -61,6 +65,12 @@ std::vector<BadStep> bad_steps(int num_blocks) {
 
 ModelShape small_shape() { return {false, false, MV_F16, MV_F16, 2, 20, 2, 1, 8, 30, VOCAB, 0, 0, false}; }
 
+// Whether a program is refused, and errno says why.
+bool refused(Program &program, int reason) {
+  errno = 0;
+  return !program.finish() && errno == reason;
+}
+
 }  // namespace
 
 MV_TEST(bad_steps_are_named_and_touch_nothing) {
@@ -109,13 +119,13 @@ MV_TEST(programs_that_cannot_run_are_refused) {
   {
     trying("no op");
     Program program(team, context.isa, store, limits);
-    MV_CHECK(!program.finish());
+    MV_CHECK(refused(program, EINVAL));
   }
   {
     trying("an unknown instruction set");
     Program program(team, "z80", store, limits);
     program.activate(MV_GELU, program.input(4));
-    MV_CHECK(!program.finish());
+    MV_CHECK(refused(program, ENOSYS));
   }
   {
     trying("heads larger than a kernel holds");
@@ -123,14 +133,14 @@ MV_TEST(programs_that_cannot_run_are_refused) {
     Program program(team, context.isa, wide, limits);
     Heads heads = {0, 1, 1, 1028, 1, 0, 0, 0};
     program.attend(program.rope_store(program.input(3 * 1028), nullptr, nullptr, heads), heads);
-    MV_CHECK(!program.finish());
+    MV_CHECK(refused(program, EINVAL));
   }
   {
     trying("heads that the store does not have");
     Program program(team, context.isa, store, limits);
     Heads heads = {1, 1, 1, 4, 1, 0, 0, 0};
     program.rope_store(program.input(3 * 4), nullptr, nullptr, heads);
-    MV_CHECK(!program.finish());
+    MV_CHECK(refused(program, EINVAL));
   }
   for (int width : {32, 33}) {
     for (int format : {MV_Q8_0, MV_Q4_K, MV_NUM_FORMATS, MV_F16}) {
@@ -149,6 +159,31 @@ MV_TEST(programs_that_cannot_run_are_refused) {
     MV_CHECK_EQUAL(program.finish(), head_dim == 32);
   }
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// What kernels put aside for 64 heads over one of K and V is megabytes.
+MV_TEST(programs_without_memory_are_refused) {
+  const TeamHandle team(2);
+  Store store(MV_F32, 1, 2, 4, 1, 1024);
+  const Heads heads = {0, 64, 1, 1024, 1, 0, 0, 0};
+  Program program(team, context.isa, store, {4, 1, 4, 9, 9});
+  program.attend(program.input(64 * 1024), heads);
+  long pages = 0;
+  std::FILE *file = std::fopen("/proc/self/statm", "r");
+  if (!file || std::fscanf(file, "%ld", &pages) != 1) return skip("no /proc/self/statm");
+  std::fclose(file);
+  rlimit before, tight;
+  getrlimit(RLIMIT_AS, &before);
+  tight = before;
+  tight.rlim_cur = rlim_t(pages) * 4096 + (rlim_t(1) << 20);
+  setrlimit(RLIMIT_AS, &tight);
+  const bool made = program.finish();
+  const int reason = errno;
+  setrlimit(RLIMIT_AS, &before);
+  if (made) return skip("this system did not refuse");
+  MV_CHECK_EQUAL(reason, ENOMEM);
+}
+#endif
 
 // Their panels have no bytes, by which a team deals products out.
 MV_TEST(products_without_columns_are_refused) {

@@ -35,7 +35,7 @@ def library_path() -> Path | None:
 
 @functools.cache
 def load_library() -> ctypes.CDLL:
-    """The loaded library. Calls through it release the GIL.
+    """The loaded library. Calls through it release the GIL, and leave errno to `ctypes.get_errno`.
 
     Raises MissingDependencyError where it was not built, cannot be loaded, or belongs to another version.
     """
@@ -43,7 +43,7 @@ def load_library() -> ctypes.CDLL:
     if path is None:
         raise MissingDependencyError(f"the native library {LIBRARY_NAME} is not built; {_REMEDY}")
     try:
-        library = ctypes.CDLL(str(path))
+        library = ctypes.CDLL(str(path), use_errno=True)
     except OSError as error:
         raise MissingDependencyError(f"cannot load {path}: {error}; {_REMEDY}") from error
     library.mv_version.restype = ctypes.c_int32

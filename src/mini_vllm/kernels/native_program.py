@@ -2,6 +2,7 @@
 
 import ctypes
 import weakref
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from mini_vllm.kernels.native_abi import FORMATS, OP_NAMES, STATUS_TEXT, Follow,
 from mini_vllm.kernels.native_fuse import fuse
 from mini_vllm.kernels.native_memory import Memory, NativeStore
 from mini_vllm.kernels.native_record import Activation, Instruction, RecordingOps, assign_buffers, step_context
+from mini_vllm.kernels.native_refusal import create_program
 from mini_vllm.kernels.table import Model
 
 _NO_LIMIT = 2**31 - 1
@@ -85,18 +87,14 @@ class NativeProgram:
         ]
         self._buffers = [memory for _, buffers in code for memory in buffers]
         bounds = Limits(max_tokens, max_seqs, self._max_logit_rows, *_id_bounds(hidden_ops), pass_tokens)
-        self._handle: int = library.mv_program_create(
-            team.handle,
-            isa.encode(),
-            ctypes.byref(store.struct),
-            ctypes.byref(bounds),
-            code[0][0],
-            len(code[0][0]),
-            code[1][0],
-            len(code[1][0]),
+        given = (team.handle, isa.encode(), ctypes.byref(store.struct), ctypes.byref(bounds))
+        self._handle = create_program(
+            library,
+            partial(library.mv_program_create, *given),
+            [ops for ops, _ in code],
+            store=store.struct,
+            what=f"a program for {max_tokens} tokens on {isa}",
         )
-        if not self._handle:
-            raise ConfigError(f"cannot make a program for {max_tokens} tokens on {isa}: out of memory")
         # The library's threads look at the team and the store until the program has ended.
         weakref.finalize(self, _destroy, library, self._handle, (team, store)).atexit = False
         self._hidden_rows = self._hidden.floats(max_tokens, hidden.width, hidden.width)
