@@ -1,9 +1,13 @@
 // Buffers that show every mistake: exactly as large as asked for (AddressSanitizer sees one element too many), full of
-// bytes 0xff (a NaN in every number format) until something is written.
+// bytes 0xff (a NaN in every number format) until something is written; and a system that has no memory left.
 #ifndef MINI_VLLM_TESTS_MEMORY_H
 #define MINI_VLLM_TESTS_MEMORY_H
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -36,6 +40,33 @@ class Bytes {
  private:
   uint8_t *data_;
   int64_t size_;
+};
+
+// While it lives, the process gets no more than so many bytes of address space beside those that it has. Not for sanitized
+// builds, whose own tables take far more.
+class TightMemory {
+ public:
+  explicit TightMemory(int64_t spare) {
+    std::FILE *file = std::fopen("/proc/self/statm", "r");
+    long pages = 0;
+    is_tight_ = file && std::fscanf(file, "%ld", &pages) == 1 && getrlimit(RLIMIT_AS, &before_) == 0;
+    if (file) std::fclose(file);
+    if (!is_tight_) return;
+    rlimit tight = before_;
+    tight.rlim_cur = rlim_t(pages) * rlim_t(sysconf(_SC_PAGESIZE)) + rlim_t(spare);
+    is_tight_ = setrlimit(RLIMIT_AS, &tight) == 0;
+  }
+  ~TightMemory() {
+    if (is_tight_) setrlimit(RLIMIT_AS, &before_);
+  }
+  TightMemory(const TightMemory &) = delete;
+  TightMemory &operator=(const TightMemory &) = delete;
+
+  bool is_tight() const { return is_tight_; }  // false: this system does not say how much there is, or sets no limit
+
+ private:
+  bool is_tight_ = false;
+  rlimit before_ = {};
 };
 
 // A small generator with a state of one word (SplitMix64).
