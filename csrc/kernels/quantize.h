@@ -76,11 +76,18 @@ inline int32_t half_sums(const int8_t *codes) {
 
 MV_INLINE void store_first(float *to, F values, int count) { count == W ? store(to, values) : store_n(to, values, count); }
 
-// Where a row of K columns keeps its groups.
+// Where a row of K columns keeps its groups: for those who write one, and for those who read it.
 struct Int8Row {
   int8_t *codes;
   float *scales, *terms;
   Int8Row(float *row, int columns) : codes((int8_t *)row), scales(row + columns / 4), terms(scales + columns / GROUP_COLUMNS) {}
+};
+struct QuantizedRow {
+  const int8_t *codes;
+  const float *scales;
+  const int32_t *terms;
+  QuantizedRow(const float *row, int columns)
+      : codes((const int8_t *)row), scales(row + columns / 4), terms((const int32_t *)(scales + columns / GROUP_COLUMNS)) {}
 };
 
 // Neighbouring groups of one row, the first one at `column`.

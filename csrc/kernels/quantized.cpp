@@ -12,6 +12,7 @@
 #include "kernels/formats.h"
 #include "kernels/kernels.h"
 #include "kernels/panels.h"
+#include "kernels/quantize.h"
 #include "kernels/tiles.h"
 
 namespace mv {
@@ -20,15 +21,6 @@ namespace {
 
 constexpr int QUADS = GROUP_COLUMNS / 4;
 constexpr int SECOND_LEVEL = 2;         // of the caches, for __builtin_prefetch
-
-// One row of rounded activations.
-struct QuantizedRow {
-  const int8_t *codes;
-  const float *scales;
-  const int32_t *terms;
-  QuantizedRow(const float *row, int columns)
-      : codes((const int8_t *)row), scales(row + columns / 4), terms((const int32_t *)(scales + columns / 32)) {}
-};
 
 // The quads of a group, from the codes of one panel. SHARE quads come from one load.
 struct Q8 {

@@ -18,19 +18,18 @@
 // than that is added to the bound. What is not a number compares as false, and is computed. How close the codes must be is a matter of
 // speed alone: with 6 bits, and a scale for 32 columns, a dozen of 3,072 panels are left; with 4 bits, nearly all
 // (docs/log/greedy-head.md).
-#include "kernels/byte_dot.h"
 #include "kernels/formats.h"
 #include "kernels/kernels.h"
 #include "kernels/panels.h"
+#include "kernels/quantize.h"
+#include "kernels/tiles.h"
 
 namespace mv {
 namespace MV_ISA {
 namespace {
 
-constexpr int V = PANEL / W;            // vectors of a panel
 constexpr int64_t PIECE = 64;           // panels that MV_SCREEN_LEAD looks through at once
 constexpr float LARGEST_CODE = 31.0f;
-constexpr float MAGIC = 12582912.0f;    // 1.5 * 2^23: adding it rounds to an integer, held in the low bits
 constexpr float UP = 1.001f;            // more than norms lose by rounding
 constexpr float TINY = 1e-15f;          // more than they lose where squares are too small for a float
 constexpr float ROUNDING = 0x1p-20f;    // of |w| |x'| for a column: more than both sums lose
@@ -182,15 +181,14 @@ void lead(const mv_op &op, const StepView &step, int64_t begin, int64_t end, con
 // What a query adds to bounds, and the logit to reach. x: as the head takes it; rounded: x', codes and scales (quantize.h). The
 // order of these sums does not matter.
 MV_INLINE ScreenMark measure(const mv_op &op, const float *x, const float *rounded, float reach) {
-  typedef int8_t CodeVector __attribute__((vector_size(W)));
   const int columns = op.weight->cols;
-  const float *scales = rounded + columns / 4;
+  const QuantizedRow row(rounded, columns);
   const bool alike = op.weight->format == MV_Q8_0;  // the head takes x' itself
   F squares = zero(), apart = zero();
   for (int k = 0; k < columns; k += W) {
     CodeVector codes;
-    memcpy(&codes, (const int8_t *)rounded + k, sizeof codes);
-    const F near = __builtin_convertvector(codes, F) * scales[k / GROUP_COLUMNS];
+    memcpy(&codes, row.codes + k, sizeof codes);
+    const F near = __builtin_convertvector(codes, F) * row.scales[k / GROUP_COLUMNS];
     squares += near * near;
     if (alike) continue;
     const F given = op.weight->format == MV_BF16 ? BF16::widen((const uint16_t *)x + k) : load(x + k);
