@@ -18,7 +18,7 @@ namespace mvt {
 constexpr int TOKENS = 12;
 
 typedef std::function<void(uint8_t *row, int index)> Edit;  // of a row's bytes, as the file has them
-typedef std::function<void(mv_op &product)> Change;         // of the head's last op
+typedef std::function<void(mv_op &op)> Change;              // of the head's product, and of the rounding before it
 
 // An embedding of float32 rows, and a head over it whose rows a test may write itself.
 class Head {
@@ -49,7 +49,7 @@ class Head {
     round.x_stride = cols, round.out = floats(rounded_), round.out_stride = cols, round.width = cols;
     product.kind = MV_LINEAR, product.row_kind = MV_ROWS_OUTPUT, product.weight = &head_, product.width = rows;
     product.out = floats(logits_), product.out_stride = rows, product.x_stride = cols;
-    if (change) change(product);
+    if (change) change(round), change(product);
     const bool rounds = format_.int8_inputs || format == MV_BF16;
     product.x = floats(rounds ? rounded_ : hidden_);
     const mv_op head[] = {rounds ? round : product, product};
@@ -64,16 +64,19 @@ class Head {
 
   // A decode step of tokens 0 … count - 1, a sequence each. `ops`: how many it took.
   std::vector<float> run(int count, int32_t greedy_limit, bool begins = false) {
-    std::vector<int32_t> ids, zeros(TOKENS, 0), ones(TOKENS, 1), starts{0};
-    for (int i = 0; i < count; i++) ids.push_back(i), starts.push_back(i + 1);
     logits_.poison();
-    const mv_step step = {count,         count,        count,       1,           ids.data(), zeros.data(),
-                          ids_of_slots_, starts.data(), ones.data(), zeros.data(), ids.data(), greedy_limit, 0};
+    const mv_step step = decode(count, greedy_limit);
     const uint32_t before = mv_team_progress(team_.team);
     if (begins) MV_CHECK_EQUAL(mv_program_begin(program_, &step), MV_OK);
     if (!begins || mv_program_end(program_, 1) != 1) MV_CHECK_EQUAL(mv_program_run(program_, &step), MV_OK);
     ops = int(mv_team_progress(team_.team) - before);
     return {floats(logits_), floats(logits_) + int64_t(count) * rows()};
+  }
+  // Begins such a step, and drops it.
+  void drop(int count, int32_t greedy_limit) {
+    const mv_step step = decode(count, greedy_limit);
+    MV_CHECK_EQUAL(mv_program_begin(program_, &step), MV_OK);
+    mv_program_end(program_, 0);
   }
   int ops = 0;
   // Of a step without screening, once `run` has been called so.
@@ -81,6 +84,9 @@ class Head {
 
  private:
   static float *floats(const Bytes &bytes) { return reinterpret_cast<float *>(bytes.data()); }
+  mv_step decode(int count, int32_t greedy_limit) const {
+    return {count, count, count, 1, ramp_, zeros_, slots_, ramp_, ones_, zeros_, ramp_, greedy_limit, 0};
+  }
 
   const Format &format_;
   TeamHandle team_;
@@ -89,7 +95,9 @@ class Head {
   Bytes packed_;
   mv_matrix head_;
   Bytes rounded_, hidden_, logits_;
-  const int32_t ids_of_slots_[TOKENS] = {0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44};
+  const int32_t ramp_[TOKENS + 1] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+  const int32_t zeros_[TOKENS] = {}, ones_[TOKENS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+  const int32_t slots_[TOKENS] = {0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44};
   mv_program *program_ = nullptr;
 };
 
