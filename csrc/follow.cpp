@@ -27,7 +27,8 @@ void choose(const mv_step &step, const mv_follow &follow) {
   }
 }
 
-// Whether all sequences go on, each with a slot for its next token in the block that it has.
+// Whether all sequences go on, each with a slot for its next token in the block that it has. The runner decides the same for
+// tokens that are drawn elsewhere (runner/inputs.py, can_guess; tests/runner/test_executor.py compares the two).
 bool goes_on(const mv_step &step, const mv_follow &follow) {
   for (int32_t r = 0; r < step.num_seqs; r++) {
     const int32_t *ends = follow.end_ids + follow.end_starts[r], *last = follow.end_ids + follow.end_starts[r + 1];

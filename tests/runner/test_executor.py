@@ -263,6 +263,30 @@ def test_greedy_steps_follow_each_other_within_a_block(monkeypatch):
     assert spy.begun == [token != expected[3] for token in expected[1:6]]
 
 
+def test_the_library_and_the_runner_agree_on_what_goes_on(monkeypatch):
+    """The rule stands twice: `goes_on` for tokens that the library chooses, `can_guess` for those drawn here."""
+    executor = load(threads=2)
+    follow, builder = executor.runner._program.follow, executor.runner._builder
+    answers, source = [], np.random.default_rng(8)
+
+    def watched(*arguments):
+        tokens, begun = follow(*arguments)
+        answers.append((begun, builder._decoding.can_guess(tokens)))
+        return tokens, begun
+
+    monkeypatch.setattr(executor.runner._program, "follow", watched)
+    for seqs in [1, 2, 3, 4] * 4:
+        driver = drive(executor)
+        for seq_id in range(seqs):
+            stop = tuple(source.integers(0, VOCAB, 12).tolist())  # some of them will come
+            prompt = PROMPT[: source.integers(1, 45)]
+            driver.add(seq_id, prompt, temperature=0.0, max_tokens=int(source.integers(2, 60)), stop=stop)
+        for _ in range(20):
+            driver.step(*(driver.chunk(seq_id) for seq_id in range(seqs)))
+    assert all(library == runner for library, runner in answers)
+    assert answers.count((True, True)) > 50 and answers.count((False, False)) > 50
+
+
 def test_what_follows_is_dropped_when_the_plan_asks_for_something_else(monkeypatch):
     """Sequences come, go, are evicted and join while steps are under way; each gets what it gets alone."""
     executor = load(threads=2)

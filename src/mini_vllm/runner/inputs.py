@@ -205,7 +205,11 @@ class _Decoding:
         self._guess: list[int] = []  # the next tokens that the arrays were moved on to before it was known
 
     def can_guess(self, token_ids: Sequence[int]) -> bool:
-        """Whether the sequences are few, plain, not about to end, and have a block for their next token."""
+        """Whether the sequences are few, plain, not about to end, and have a block for their next token.
+
+        After a greedy step whose program chooses the tokens, that program decides the same by the step's `Succession`
+        (goes_on in csrc/follow.cpp), before anything here runs.
+        """
         if self._cells is None or not self.layout.is_plain:
             return False
         for start, token_id, row in zip(self._starts, token_ids, self.layout.sequence_rows):
