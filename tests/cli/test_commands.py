@@ -179,6 +179,7 @@ def test_inspect_counts_without_loading(run, model) -> None:
     assert facts["parameters"] == vocab * 32 + 32 + 2 * (32 * 32 * 2 + 16 * 32 * 2 + 64 * 32 * 3 + 64)
     assert facts["weights_in_file"] == 4 * facts["parameters"]
     assert facts["dtype"] == "f32"
+    assert facts["greedy_head_copy"] == -(-vocab // 16) * 16 * (32 * 6 // 8 * 2 + 2 * 2 + 12)  # pairs of 32 columns
     assert facts["kv_bytes_per_token"] == 2 * 2 * 2 * 8 * 4
     assert facts["fits"] == f"80 tokens in 10 blocks of 8: 0 sequences of {CONTEXT} tokens"
     assert facts["end_tokens"] == "2 <|im_end|>"

@@ -9,9 +9,10 @@ from models.checkpoints import ZeroCheckpoint, llama_config, llama_shapes
 from parity.families import MemoryCheckpoint, make_model
 
 from mini_vllm.errors import ConfigError, WeightsError
+from mini_vllm.kernels.native import NativeDevice
 from mini_vllm.kernels.tensors import HostTensor
 from mini_vllm.kernels.torch_ops import TorchDevice
-from mini_vllm.models import load_model, summarise_weights
+from mini_vllm.models import greedy_head_bytes, load_model, summarise_weights
 from mini_vllm.models.source import transpose
 
 
@@ -175,3 +176,24 @@ def test_transpose_moves_whole_elements():
     moved = transpose(HostTensor("x", "f32", (2, 3), matrix.view(np.uint8).reshape(-1)))
     assert moved.shape == (3, 2)
     np.testing.assert_array_equal(moved.data.view(np.float32).reshape(3, 2), matrix.T)
+
+
+@pytest.mark.parametrize(
+    ("changes", "shapes", "dtype", "expected"),
+    [
+        ({}, {"lm_head.weight": (96, 64), "model.embed_tokens.weight": (80, 64)}, "auto", ("f32", 96, 64)),
+        ({}, {"model.embed_tokens.weight": (80, 64)}, "bfloat16", ("bf16", 80, 64)),
+        ({"model_type": "gemma2", "final_logit_softcapping": None}, {"model.embed_tokens.weight": (80, 64)}, "auto",
+         ("f32", 80, 64)),
+        ({"model_type": "gemma2"}, {"model.embed_tokens.weight": (80, 64)}, "auto", None),  # capped at 30
+        ({}, {"model.embed_tokens.weight": (80,)}, "auto", None),
+        ({}, {}, "auto", None),
+    ],
+)  # fmt: skip
+def test_memory_for_greedy_heads_is_the_devices_word_on_the_head_that_it_gets(changes, shapes, dtype, expected):
+    device = NativeDevice(threads=1)
+    checkpoint = ZeroCheckpoint(llama_config(hidden_size=64, head_dim=16, **changes), shapes)
+    found = greedy_head_bytes(checkpoint, device, dtype=dtype)
+    assert found == (0 if expected is None else device.greedy_head_bytes(*expected))
+    assert (found > 0) == (expected is not None)
+    assert greedy_head_bytes(checkpoint, TorchDevice(), dtype=dtype) == 0

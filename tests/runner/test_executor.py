@@ -229,6 +229,22 @@ def test_greedy_steps_that_read_the_head_in_part_choose_the_same_tokens(form):
     assert any(kinds[::2]) and not any(kinds[1::2])
 
 
+@pytest.mark.parametrize("form", ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1"])
+def test_the_kv_cache_leaves_room_for_the_copy_that_greedy_steps_make_of_the_head(monkeypatch, form):
+    """Of 211 rows of 64 columns: 14 panels of 16, 6 bits a number, a float16 scale for 32, and 12 bytes a row."""
+    copy = 14 * 16 * (64 * 6 // 8 + 2 * 2 + 12) if form in ("f32", "f16", "bf16", "q8_0") else 0
+    block = 4 * 2 * 2 * 16 * 16 * 2
+    for num_bytes, blocks in ((copy + 20 * block - 1, 19), (copy + 20 * block, 20)):
+        monkeypatch.setattr("mini_vllm.runner.loading._free_bytes", lambda device, num_bytes=num_bytes: num_bytes)
+        executor = load(form, num_blocks=None, kv_cache_memory_share=1.0, kv_cache_dtype="bfloat16")
+        assert executor.num_blocks == blocks
+    executor.op_seconds()
+    driver = Driver(executor.runner, block_size=16, num_blocks=blocks)
+    driver.add(0, PROMPT, temperature=0.0)
+    driver.generate(0, 2)
+    assert ("screen_make" in executor.op_seconds()) == (copy > 0)
+
+
 class Spy:
     """Passes calls of a program's `follow` on, and remembers whether the next step was begun."""
 

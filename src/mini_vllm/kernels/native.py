@@ -18,7 +18,14 @@ import numpy.typing as npt
 from mini_vllm.config import MAX_THREADS
 from mini_vllm.errors import ConfigError, UnsupportedModelError
 from mini_vllm.kernels.native_abi import FORMATS, STORE_FORMATS, bind_library
-from mini_vllm.kernels.native_memory import LinearWeight, NativeStore, PackedMatrix, RopeTables, to_float32
+from mini_vllm.kernels.native_memory import (
+    LinearWeight,
+    NativeStore,
+    PackedMatrix,
+    RopeTables,
+    screen_bytes,
+    to_float32,
+)
 from mini_vllm.kernels.native_program import NativeProgram, Team
 from mini_vllm.kernels.native_threads import default_threads
 from mini_vllm.kernels.table import KVShape, Model
@@ -75,6 +82,10 @@ class NativeDevice:
     def rope(self, cos: npt.NDArray[np.float32], sin: npt.NDArray[np.float32]) -> RopeTables:
         """See `Device.rope`."""
         return RopeTables(np.ascontiguousarray(cos, np.float32), np.ascontiguousarray(sin, np.float32))
+
+    def greedy_head_bytes(self, head_format: str, rows: int, cols: int) -> int:
+        """See `Device.greedy_head_bytes`."""
+        return screen_bytes(self._library, head_format, rows, cols)
 
     def kv_store(self, shape: KVShape) -> NativeStore:
         """See `Device.kv_store`. Memory is taken from the system as blocks are written."""

@@ -13,6 +13,7 @@ from mini_vllm.kernels.native_library import load_library
 _NAMES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
 FORMATS = {name: code for code, name in enumerate(_NAMES)}  # enum mv_format
 STORE_FORMATS = {"f32": 0, "f16": 1, "bf16": 2, "q8": 64}  # of K and V
+SCREEN_FORMAT = 32  # the library's own, in 6 bits: MV_SCREEN of csrc/kernels/panels.h
 QUANTIZED = frozenset(_NAMES[3:])
 
 

@@ -13,10 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mini_vllm.errors import ConfigError
-from mini_vllm.kernels.native_abi import FORMATS, QUANTIZED, STORE_FORMATS, Matrix, Store
+from mini_vllm.kernels.native_abi import FORMATS, QUANTIZED, SCREEN_FORMAT, STORE_FORMATS, Matrix, Store
 from mini_vllm.kernels.table import KVShape
 from mini_vllm.kernels.tensors import HostTensor
 
+_SCREENED = frozenset({"f32", "f16", "bf16", "q8_0"})
+_FEWEST_OUTPUTS = 64
 _NUMPY_TYPES = {"f32": np.float32, "f16": np.float16}
 
 
@@ -103,6 +105,15 @@ class LinearWeight:
     def num_cols(self) -> int:
         """K."""
         return self.matrices[0].num_cols
+
+
+def screen_bytes(library: ctypes.CDLL, head_format: str, rows: int, cols: int) -> int:
+    """What a program keeps of a head [rows, cols] to read it in part: its codes of 6 bits, and 12 bytes a row for what
+    these miss and for the largest estimates. 0 where it reads all of it: can_screen of csrc/screen.cpp.
+    """
+    if head_format not in _SCREENED or rows < _FEWEST_OUTPUTS or cols % 32:
+        return 0
+    return int(library.mv_matrix_bytes(SCREEN_FORMAT, rows, cols)) + 12 * 16 * -(-rows // 16)
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,6 +190,11 @@ class Device(Protocol):
     def rope(self, cos: npt.NDArray[np.float32], sin: npt.NDArray[np.float32]) -> Weight:
         """Tables [max positions, R/2]."""
 
+    def greedy_head_bytes(self, head_format: str, rows: int, cols: int) -> int:
+        """Memory that the first greedy decode step takes, and keeps, for a second copy of an output head [rows, cols]
+        of this number format, without bias and soft cap; 0: it makes none.
+        """
+
     def kv_store(self, shape: KVShape) -> KVStore:
         """Uninitialised K and V."""
 

@@ -346,6 +346,10 @@ class TorchDevice:
         """See `Device.rope`."""
         return TorchRope(torch.from_numpy(cos.copy()).to(self.device), torch.from_numpy(sin.copy()).to(self.device))
 
+    def greedy_head_bytes(self, head_format: str, rows: int, cols: int) -> int:
+        """See `Device.greedy_head_bytes`."""
+        return 0
+
     def kv_store(self, shape: KVShape) -> TorchKVStore:
         """See `Device.kv_store`."""
         return TorchKVStore.empty(shape, self.device)

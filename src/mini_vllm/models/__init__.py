@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mini_vllm.errors import INSTALL_TORCH, MissingDependencyError
-from mini_vllm.models.loading import LoadedModel, WeightSummary, load_model, summarise_weights
+from mini_vllm.models.loading import LoadedModel, WeightSummary, greedy_head_bytes, load_model, summarise_weights
 from mini_vllm.models.registry import NOT_NATIVE, model_info, native_architectures, refuse_impossible
 from mini_vllm.models.source import Checkpoint
 from mini_vllm.models.spec import ModelInfo
@@ -18,6 +18,7 @@ __all__ = [
     "LoadedModel",
     "ModelInfo",
     "WeightSummary",
+    "greedy_head_bytes",
     "load_fallback",
     "load_model",
     "model_info",

@@ -9,10 +9,12 @@ from mini_vllm.errors import ConfigError
 from mini_vllm.kernels.table import Device, Model
 from mini_vllm.models import decoder, gpt2
 from mini_vllm.models.registry import model_spec
-from mini_vllm.models.source import Checkpoint, Loader, Survey
+from mini_vllm.models.source import Checkpoint, Loader, Survey, kept_format
 from mini_vllm.models.spec import DecoderSpec, ModelInfo
 
 _BUILDERS: dict[type, Callable[..., Model]] = {DecoderSpec: decoder.build, gpt2.GPT2Spec: gpt2.build}
+
+_HEADS = ("lm_head.weight", "model.embed_tokens.weight", "transformer.wte.weight")  # the first that is there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,16 @@ def summarise_weights(checkpoint: Checkpoint) -> WeightSummary:
     return WeightSummary(
         num_parameters=survey.num_parameters, num_bytes=formats.total(), formats=dict(formats.most_common())
     )
+
+
+def greedy_head_bytes(checkpoint: Checkpoint, device: Device, *, dtype: str = "auto") -> int:
+    """Memory that `device` will take beside the model's weights for its output head, see `Device.greedy_head_bytes`."""
+    name = next((name for name in _HEADS if name in checkpoint.names()), None)
+    head = None if name is None else checkpoint.get(name)
+    softcap: float = getattr(model_spec(checkpoint.config), "logit_softcap", 0.0)
+    if head is None or len(head.shape) != 2 or softcap:
+        return 0
+    return device.greedy_head_bytes(kept_format(head.format, device, dtype), *head.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

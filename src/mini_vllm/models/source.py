@@ -157,7 +157,7 @@ class Loader:
     def __init__(self, checkpoint: Checkpoint, device: Device, dtype: str) -> None:
         self._names = Names(checkpoint)
         self._device = device
-        self._format = _DTYPE_FORMATS.get(dtype)
+        self._dtype = dtype
         self._transposed = checkpoint.layout == "hf"
         self.weight_bytes = 0
 
@@ -196,8 +196,7 @@ class Loader:
         return tensor
 
     def _keepable(self, tensor: HostTensor) -> HostTensor:
-        target = self._format or tensor.format
-        return convert(tensor, target if target in self._device.weight_formats else "f32")
+        return convert(tensor, kept_format(tensor.format, self._device, self._dtype))
 
     def _float32(self, name: str) -> HostTensor:
         return self._counted([convert(self._take(name), "f32")])[0]
@@ -205,6 +204,12 @@ class Loader:
     def _counted(self, tensors: list[HostTensor]) -> list[HostTensor]:
         self.weight_bytes += sum(tensor.data.nbytes for tensor in tensors)
         return tensors
+
+
+def kept_format(file_format: str, device: Device, dtype: str) -> str:
+    """The number format in which a device keeps a product's weights of the file, see `Loader`."""
+    target = _DTYPE_FORMATS.get(dtype, file_format)
+    return target if target in device.weight_formats else "f32"
 
 
 def convert(tensor: HostTensor, target: str) -> HostTensor:

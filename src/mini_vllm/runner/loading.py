@@ -44,6 +44,10 @@ class _Computer(Protocol):
     def team(self) -> Any:
         """Native threads for the sampler to share, or None."""
 
+    @property
+    def greedy_head_bytes(self) -> int:
+        """Memory that greedy steps will take beside the weights, and that K and V must leave."""
+
     def kv_store(self, shape: KVShape) -> KVStore: ...
 
     def compile(self, store: KVStore, *, max_tokens: int, max_rows: int, max_logit_rows: int) -> Program: ...
@@ -116,12 +120,13 @@ def build_executor(
         block_size=cache.block_size,
         dtype=kv_format(cache.kv_cache_dtype, computer.weight_format, computer.store_dtypes),
     )
+    free_bytes = max(0, _free_bytes(config.model.device) - computer.greedy_head_bytes)
     num_blocks = choose_num_blocks(
         cache,
         shape,
         max_model_len=max_model_len,
         max_num_seqs=scheduler.max_num_seqs,
-        free_bytes=_share_without_draft(_free_bytes(config.model.device), shape, draft),
+        free_bytes=_share_without_draft(free_bytes, shape, draft),
     )
     shape = info.kv_shape(num_blocks=num_blocks, block_size=cache.block_size, dtype=shape.dtype)
     program = computer.compile(
@@ -173,6 +178,7 @@ class _OpTableModel:
     loaded: models.LoadedModel
     device: Device
     weight_format: str
+    greedy_head_bytes: int
 
     @property
     def info(self) -> ModelInfo:
@@ -210,6 +216,7 @@ class _FallbackModel:
     model: Any  # models.hf.FallbackModel
     weight_format: str
     team: Any = None
+    greedy_head_bytes: int = 0
 
     @property
     def info(self) -> ModelInfo:
@@ -247,7 +254,8 @@ def _load_native(config: EngineConfig, checkpoint: Checkpoint, executor: str) ->
         checkpoint, device, dtype=settings.dtype, max_model_len=settings.max_model_len or info.max_position
     )
     weight_format = _FORMATS.get(settings.dtype) or _file_format(checkpoint)
-    return _OpTableModel(loaded=loaded, device=device, weight_format=weight_format)
+    head_bytes = models.greedy_head_bytes(checkpoint, device, dtype=settings.dtype)
+    return _OpTableModel(loaded=loaded, device=device, weight_format=weight_format, greedy_head_bytes=head_bytes)
 
 
 def _load_fallback(config: EngineConfig, checkpoint: Checkpoint) -> _FallbackModel:

@@ -52,6 +52,8 @@ def inspect_model(config: EngineConfig) -> dict[str, Any]:
         info = _native_info(checkpoint)
         tensors = Tensors(checkpoint)
         weight_bytes = tensors.bytes_in_memory(config.model.dtype, device)
+        head_bytes = _head_bytes(config, checkpoint, device)
+        weights_there = _Weights(tensors.main_format, (weight_bytes or 0) + head_bytes)
         return {
             "model": config.model.model,
             "path": path,
@@ -61,9 +63,10 @@ def inspect_model(config: EngineConfig) -> dict[str, Any]:
             "dtype": tensors.formats,
             "weights_in_file": tensors.num_bytes,
             "weights_in_memory": weight_bytes,
+            **({"greedy_head_copy": head_bytes} if head_bytes else {}),
             **_tokenizer(config, checkpoint),
             "sampling_defaults": _sampling(checkpoint.generation_config),
-            **({} if info is None else _memory(config, info, device, _Weights(tensors.main_format, weight_bytes or 0))),
+            **({} if info is None else _memory(config, info, device, weights_there)),
             "cache_mode": cache_mode(config),
             "kernels": kernels,
         }
@@ -107,7 +110,7 @@ class Tensors:
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """How they lie in memory."""
+    """How they lie in memory, what greedy steps keep of the head included."""
 
     format: str
     num_bytes: int
@@ -123,6 +126,15 @@ def _native_info(checkpoint: "Checkpoint") -> "ModelInfo | None":
         if error.code != models.NOT_NATIVE:
             raise
         return None
+
+
+def _head_bytes(config: EngineConfig, checkpoint: "Checkpoint", device: "Device | None") -> int:
+    """What greedy steps will keep of the output head beside the weights."""
+    from mini_vllm import models
+
+    if device is None or _native_info(checkpoint) is None:
+        return 0
+    return models.greedy_head_bytes(checkpoint, device, dtype=config.model.dtype)
 
 
 def _foreign_architecture(config: dict[str, Any]) -> dict[str, Any]:
@@ -234,7 +246,9 @@ def _memory(config: EngineConfig, info: "ModelInfo", device: "Device | None", we
     return facts
 
 
-_BYTES = frozenset({"weights_in_file", "weights_in_memory", "kv_bytes_per_token", "free_memory", "kv_cache"})
+_BYTES = frozenset(
+    {"weights_in_file", "weights_in_memory", "greedy_head_copy", "kv_bytes_per_token", "free_memory", "kv_cache"}
+)
 
 
 def _show(name: str, value: Any) -> str:
