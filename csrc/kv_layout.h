@@ -1,21 +1,22 @@
 // Where K and V of one token lie.
 //
-// A tile holds one block of one head of one layer: K transposed, so that one vector load reads 16 neighbouring keys, then
-// V as it is, rows padded to whole groups of 16 with zeros. In bfloat16 and int8, P = 2 numbers that are multiplied and
-// summed together lie side by side, so that the dot product of pairs reads them in place: two dimensions of a key, the same
-// dimension of two keys. Else P = 1.
+// A tile is one block of one head of one layer: a piece of K, transposed, so that one vector load reads 16 neighbouring keys; a
+// piece of V as it is, rows padded to whole groups of 16 with zeros; and in int8 float32 scales, block_size of K and as many of V.
+// In bfloat16 and int8, P = 2 numbers that are multiplied and summed together lie side by side, so that the dot product of
+// pairs reads them in place: in K two dimensions of one key, in V one dimension of two keys. Else P = 1.
 //
 //   K^T: ceil(head_dim / P) x block_size x P        V: ceil(block_size / P) x padded_dim x P
 //
-// In int8 there are float32 scales, too: block_size of K, then block_size of V. All parts are padded to whole cache lines.
-// Neighbouring blocks that together hold a split of keys are a set (16 blocks of 16); blocks that are not read in place are sets
-// of their own. A set has the tiles of all its layers and heads together, so that the blocks in use fill whole pages of memory,
-// and of each layer and head one span after the other, of 4 blocks of 16:
+// The pieces of a tile do not follow each other. Attention reads a history in spans of 64 keys and divides it into splits of 256
+// (SPAN, SPLIT). The neighbouring blocks of a split, 16 of 16 keys, are a set, in which every layer and head has one span after
+// the other, each of 4 blocks (SmolLM2 in bfloat16: 16 KiB a span, 64 KiB a head, 192 KiB a layer of 3 heads, 5.6 MiB a set):
 //
-//   [block / set][layer][head][span of the set] = [ K^T of each block | V of each block | scales of each block ]
+//   [set][layer][head][span] = [ K^T of each block | V of each block | scales of each block ]
 //
-// So what all heads of a layer read of a split whose blocks are one set is one piece of memory. A table may still name any
-// blocks in any order.
+// So if 16 blocks of a history are one set, all heads of a layer read them from one piece of memory; a table may still name any
+// blocks in any order. Sets follow each other, so that the first blocks of the store, which are used first, fill whole pages of
+// memory and the others take none. Blocks that do not make up a span or a split (their size does not divide it, is no multiple of
+// 16, or is as large) lie alone there.
 #ifndef MINI_VLLM_KV_LAYOUT_H
 #define MINI_VLLM_KV_LAYOUT_H
 
@@ -47,10 +48,10 @@ static inline int64_t scale_bytes(const mv_store &s) {
 static inline int64_t tile_bytes(const mv_store &s) { return key_bytes(s) + value_bytes(s) + scale_bytes(s); }
 static inline int64_t block_bytes(const mv_store &s) { return s.num_layers * s.num_kv_heads * tile_bytes(s); }
 
-// Blocks that hold a span together, and those that hold a split, are 2^shift each; blocks that are not read in place, alone.
+// 2^shift blocks make up so many keys, of a span or a split.
 static inline int blocks_shift(const mv_store &s, int keys) {
-  const bool in_place = s.block_size % 16 == 0 && s.block_size < keys && keys % s.block_size == 0;
-  return in_place ? __builtin_ctz(unsigned(keys / s.block_size)) : 0;
+  const bool together = s.block_size % 16 == 0 && s.block_size < keys && keys % s.block_size == 0;
+  return together ? __builtin_ctz(unsigned(keys / s.block_size)) : 0;
 }
 // Bytes from the front of a store that its first `blocks` blocks lie in: whole sets.
 static inline int64_t front_bytes(const mv_store &s, int64_t blocks) {

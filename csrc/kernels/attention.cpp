@@ -1,10 +1,11 @@
-// Paged attention over the whole ragged batch, K and V read where they lie.
+// Paged attention over the whole ragged batch, K and V read where they lie (kv_layout.h; attention_span.h finds them).
 //
-//   out[q] = sum over visible k of softmax_k(scale q.k) v[k],   visible: p_q - window < p_k <= p_q
+//   out[q] = sum over visible k of softmax_k(scale q.k) v[k],   visible: p_q - window < p_k <= p_q, or p_k <= p_q without window
 //
-// A task is a tile of up to TILE_POSITIONS consecutive tokens of one sequence and one K/V head; its rows are those tokens
+// A task is a query tile, up to TILE_POSITIONS consecutive tokens of one sequence, and one K/V head; its rows are those tokens
 // times the query heads that share the K/V head, so what is loaded of the store serves all of them. The history is read in
-// SPANs of 64 keys at absolute positions. For each span (online softmax in powers of two; l = sum of weights):
+// SPANs of 64 keys at absolute positions. For each span (online softmax in powers of two; m = the largest score so far, rounded
+// up; l = sum of weights; acc = weighted sum of V):
 //
 //     s = (scale log2(e) q).K^T      m' = max(m, ceil(max s))      p = 2^(s - m')
 //     l = l 2^(m - m') + sum p                                     acc = acc 2^(m - m') + p V
@@ -13,11 +14,12 @@
 //
 // SPLITs of 256 positions start from nothing and meet in one binary tree over absolute split numbers:
 //
-//     join(a, b) = weights 2^(m_a - m), 2^(m_b - m) with m = max(m_a, m_b), summed;  a part without visible keys is skipped
+//     join(a, b): l and acc of a times 2^(m_a - m) plus those of b times 2^(m_b - m), m = max(m_a, m_b)
 //
-// Whether one thread walks all parts of a task (and joins them as it goes) or every part is a unit of its own (and
-// MV_ATTEND_COMBINE joins them) depends on how much work there is; the tree is the same, and so are the bits. A row's
-// result depends on its own position and history alone: keys after it are never accumulated, only scored and dropped.
+// where a part without visible keys is skipped. Whether one thread walks all parts of a task (and joins them as it goes) or every
+// part is a unit of its own (and MV_ATTEND_COMBINE joins them) depends on how much work there is; the tree is the same, and so are
+// the bits. A row's result depends on its own position and history alone: keys after it are never accumulated, only scored and
+// dropped.
 #include "kernels/attention_span.h"
 #include "kernels/numeric.h"
 #include "kernels/quantize.h"
