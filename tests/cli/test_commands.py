@@ -60,6 +60,13 @@ def test_generate_takes_model_and_prompt_in_every_way(run, model, words, stdin) 
     assert (ran.code, ran.out) == (0, expected.out)
 
 
+def test_generate_says_that_a_lone_word_is_the_model_where_no_text_follows(run, model) -> None:
+    ran = run("generate", model, "-n", 2, stdin="")
+    assert (ran.code, f"{model} is read as the model, and standard input is empty" in ran.err) == (0, True)
+    for words, stdin in ((["-m", model], ""), ([model, ""], ""), ([model], "x")):
+        assert "standard input" not in run("generate", *words, "-n", 2, stdin=stdin).err
+
+
 def test_a_model_on_the_command_line_goes_before_the_variable(run, model, monkeypatch) -> None:
     monkeypatch.setenv("MINI_VLLM_MODEL", "no/such-model")
     expected = run("generate", "-m", model, "-p", "Hi", "-n", 4)
@@ -187,6 +194,9 @@ def test_inspect_counts_without_loading(run, model) -> None:
     assert "threads" in facts["kernels"]
     lines = run("inspect", model).out.splitlines()
     assert any(re.fullmatch(r"parameters +41,\d{3}", line) for line in lines)
+    assert any(re.fullmatch(r"kv cache, at most +\d.*", line) for line in lines)
+    assert any(re.fullmatch(r"chat template +the model's own", line) for line in lines)
+    assert any(re.fullmatch(r"sampling defaults +the model sets none", line) for line in lines)
     half = json.loads(run("inspect", model, "--json", "--dtype", "bfloat16").out)
     assert half["weights_in_memory"] < 0.6 * facts["weights_in_memory"]
 
@@ -199,6 +209,13 @@ def test_inspect_shows_what_the_model_sets(run, tmp_path) -> None:
     facts = json.loads(run("inspect", folder, "--json").out)
     assert facts["sampling_defaults"] == "temperature 0.6, top_p 0.9"
     assert facts["end_tokens"] == "0 <|endoftext|>, 2 <|im_end|>"
+    out = run("inspect", folder).out
+    assert re.search(r"^sampling defaults +temperature 0\.6, top_p 0\.9 \(set by the model\)$", out, re.MULTILINE)
+    template = tmp_path / "mine.jinja"
+    template.write_text("{{ messages[0].content }}")
+    out = run("inspect", folder, "--chat-template", template, "--no-generation-config").out
+    assert re.search(rf"^chat template +of {template}$", out, re.MULTILINE)
+    assert "top_p 0.9 (set by the model, not used)" in out
 
 
 def test_lod_11_flags_go_before_the_models_settings(run, tmp_path) -> None:

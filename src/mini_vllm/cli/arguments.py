@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from mini_vllm.cli.options import Options
-from mini_vllm.cli.render import on_terminal
+from mini_vllm.cli.render import note, on_terminal
 from mini_vllm.errors import ConfigError, InvalidParameterError
 
 WORDS_HELP = "may be given by a flag instead"  # help pages say it in a sentence, the reference beside the words
@@ -42,7 +42,10 @@ def take_model_and_text(words: list[str], options: Options, *, text: str | None 
         return found
     if on_terminal(sys.stdin):
         raise InvalidParameterError("there is no text; give it in quotes, or through standard input", param="prompt")
-    return sys.stdin.read().removesuffix("\n")  # the one that echo and editors put there
+    piped = sys.stdin.read().removesuffix("\n")  # the one that echo and editors put there
+    if not piped and len(rest) < len(words):
+        note(f"{words[0]} is read as the model, and standard input is empty: the text is empty; give one in quotes")
+    return piped
 
 
 def may_name_model(options: Options) -> bool:

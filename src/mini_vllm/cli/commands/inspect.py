@@ -34,11 +34,12 @@ def command(
     MODEL may also be given with --model. Settings such as --dtype and --block-size are taken into account.
     """
     no_more(take_model(list(words or []), options))
-    facts = inspect_model(options.engine_config())
+    config = options.engine_config()
+    facts = inspect_model(config)
     if as_json:
         write_json(facts, indent=2)
     else:
-        table({name.replace("_", " "): _show(name, value) for name, value in facts.items()}, title=facts["model"])
+        table({_label(name): _in_words(name, value, config) for name, value in facts.items()}, title=facts["model"])
 
 
 def inspect_model(config: EngineConfig) -> dict[str, Any]:
@@ -251,9 +252,22 @@ _BYTES = frozenset(
 )
 
 
-def _show(name: str, value: Any) -> str:
+def _label(name: str) -> str:
+    """Of a fact, for people. K and V take memory as sequences come, not at once."""
+    return "kv cache, at most" if name == "kv_cache" else name.replace("_", " ")
+
+
+def _in_words(name: str, value: Any, config: EngineConfig) -> str:
+    """A fact for people: sizes with units, and whose a template and sampling defaults are."""
     if value is None:
         return "unknown"
+    if name == "chat_template" and value != "none":
+        file = config.model.chat_template
+        named = "" if value == "default" else f": {value}"
+        return f"the model's own{named}" if file is None else f"of {file}"
+    if name == "sampling_defaults":
+        used = "" if config.model.generation_config else ", not used"
+        return "the model sets none" if value == "none" else f"{value} (set by the model{used})"
     if name in _BYTES:
         return show_bytes(value) + (f" ({value})" if value < 10 * 2**20 else "")
     return f"{value:,}" if name == "parameters" else str(value)
