@@ -100,6 +100,8 @@ def test_integrity_check_sees_a_lost_block_and_a_wrong_count() -> None:
         ([12, 2, 8, 9, 10, 11, 1], 8, [8, 9, 10, 11, 1, 2, 12]),
         ([4, 5, 6, 7, 0, 1, 2, 3], 3, [4, 0, 1, 2, 3, 5, 6, 7]),
         ([6], 3, [6]),
+        ([7, 6], 1, [6, 7]),  # fewer than there are places before the next set's
+        ([], 1, []),
     ],
 )
 def test_neighbours_come_to_lie_at_places_where_kernels_read_them_in_one_piece(

@@ -238,3 +238,15 @@ def test_blocks_taken_at_once_lie_side_by_side_in_the_table() -> None:
     third = table_of(cache, [3] * 16)
     start(cache, third)
     assert cache.extend(third, 16) == (12, 13, 14, 15), "two never used, and the tail of the least recent chain"
+
+
+def test_extend_returns_the_ids_of_the_table_in_its_order_arranged_from_where_it_ends() -> None:
+    cache = cache_of(28)
+    table = table_of(cache, list(range(80)))
+    start(cache, table)
+    given = [cache.extend(table, 4)]
+    compute(cache, [1] * 20)
+    given += [cache.extend(table, num_tokens) for num_tokens in (12, 44, 80)]
+    assert [block_id for added in given if added for block_id in added] == ids(table)
+    assert given[:2] == [(0,), (6, 7)]
+    assert given[2] == (12, 8, 9, 10, 11, 13, 14, 15), "place 3, then the set at places 4 to 7, though none is full"
