@@ -16,7 +16,8 @@
 // So if 16 blocks of a history are one set, all heads of a layer read them from one piece of memory; a table may still name any
 // blocks in any order. Sets follow each other, so that the first blocks of the store, which are used first, fill whole pages of
 // memory and the others take none. Blocks that do not make up a span or a split (their size does not divide it, is no multiple of
-// 16, or is as large) lie alone there.
+// 16, or is as large) lie alone there, and so do the last ones of a store if they fill no set: it takes no more memory than its
+// blocks.
 #ifndef MINI_VLLM_KV_LAYOUT_H
 #define MINI_VLLM_KV_LAYOUT_H
 
@@ -53,10 +54,10 @@ static inline int blocks_shift(const mv_store &s, int keys) {
   const bool together = s.block_size % 16 == 0 && s.block_size < keys && keys % s.block_size == 0;
   return together ? __builtin_ctz(unsigned(keys / s.block_size)) : 0;
 }
-// Bytes from the front of a store that its first `blocks` blocks lie in: whole sets.
+// Bytes from the front of a store that its first `blocks` blocks lie in: whole sets, or all of the store.
 static inline int64_t front_bytes(const mv_store &s, int64_t blocks) {
-  const int64_t set = int64_t(1) << blocks_shift(s, SPLIT);
-  return (blocks + set - 1) / set * set * block_bytes(s);
+  const int64_t set = int64_t(1) << blocks_shift(s, SPLIT), whole = (blocks + set - 1) / set * set;
+  return (whole < s.num_blocks ? whole : s.num_blocks) * block_bytes(s);
 }
 
 // One block of one head of one layer.
@@ -66,7 +67,8 @@ struct Tile {
 
 // Where the tiles of one layer lie, worked out once: finding a tile then takes no division, where blocks are powers of two.
 struct LayerTiles {
-  char *first;  // of the layer, in the first set
+  char *first, *rest;  // of the layer, in the first set, and in the first block that is in none
+  int64_t in_sets, block_stride;  // blocks in whole sets; bytes from block to block of the others
   int64_t set_stride, head_stride, keys, values, scales;  // bytes: from set to set, head to head, and of parts of a tile
   int block_size, shift, set_shift, span_shift, head_dim;  // shift: block_size is 2^shift, or shift < 0
 
@@ -75,10 +77,17 @@ struct LayerTiles {
         set_shift(blocks_shift(s, SPLIT)), span_shift(blocks_shift(s, SPAN)), head_dim(s.head_dim) {
     head_stride = tile_bytes(s) << set_shift;
     first = (char *)s.data + int64_t(layer) * s.num_kv_heads * head_stride;
+    in_sets = s.num_blocks >> set_shift << set_shift;
+    block_stride = block_bytes(s);
+    rest = (char *)s.data + in_sets * block_stride + int64_t(layer) * s.num_kv_heads * tile_bytes(s);
     set_stride = int64_t(s.num_layers) * s.num_kv_heads * head_stride;
     shift = (block_size & (block_size - 1)) == 0 ? __builtin_ctz(unsigned(block_size)) : -1;
   }
   Tile tile(int64_t block, int head) const {
+    if (block >= in_sets) {
+      char *alone = rest + (block - in_sets) * block_stride + head * (keys + values + scales);
+      return {alone, alone + keys, alone + keys + values};
+    }
     const int64_t of_set = block & ((int64_t(1) << set_shift) - 1), index = block & ((int64_t(1) << span_shift) - 1);
     char *span = first + (block >> set_shift) * set_stride + head * head_stride +
                  (of_set - index) * (keys + values + scales);

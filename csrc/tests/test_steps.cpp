@@ -200,6 +200,21 @@ MV_TEST(products_without_columns_are_refused) {
   }
 }
 
+// A budget that was checked in blocks holds in bytes.
+MV_TEST(stores_take_no_more_than_their_blocks) {
+  for (int format : {int(MV_F32), int(MV_F16), int(MV_BF16), int(MV_STORE_Q8)}) {
+    for (int block_size : {1, 16, 48, 64, 256}) {
+      mv_store shape = {format, 3, 1, block_size, 2, 20, nullptr};
+      const int64_t one = mv_store_bytes(&shape);
+      for (int blocks : {2, 15, 16, 17, 35}) {
+        trying("%d blocks of %d", blocks, block_size);
+        shape.num_blocks = blocks;
+        MV_CHECK_EQUAL(mv_store_bytes(&shape), blocks * one);
+      }
+    }
+  }
+}
+
 // An index that 32 bits cannot hold: elements of a store, and of a matrix.
 MV_TEST(large_pools_and_tables_are_addressed_in_full) {
   Random random(context.seed);
