@@ -60,6 +60,8 @@ static inline int64_t front_bytes(const mv_store &s, int64_t blocks) {
   return (whole < s.num_blocks ? whole : s.num_blocks) * block_bytes(s);
 }
 
+namespace {  // each instruction set has its own, compiled for it
+
 // One block of one head of one layer.
 struct Tile {
   char *keys, *values, *scales;
@@ -83,16 +85,25 @@ struct LayerTiles {
     set_stride = int64_t(s.num_layers) * s.num_kv_heads * head_stride;
     shift = (block_size & (block_size - 1)) == 0 ? __builtin_ctz(unsigned(block_size)) : -1;
   }
+  __attribute__((noinline, cold)) Tile lone_tile(int64_t index, int head) const {
+    char *tile = rest + index * block_stride + head * (keys + values + scales);
+    return {tile, tile + keys, tile + keys + values};
+  }
   Tile tile(int64_t block, int head) const {
-    if (block >= in_sets) {
-      char *alone = rest + (block - in_sets) * block_stride + head * (keys + values + scales);
-      return {alone, alone + keys, alone + keys + values};
-    }
+    if (__builtin_expect(block >= in_sets, 0)) return lone_tile(block - in_sets, head);
     const int64_t of_set = block & ((int64_t(1) << set_shift) - 1), index = block & ((int64_t(1) << span_shift) - 1);
     char *span = first + (block >> set_shift) * set_stride + head * head_stride +
                  (of_set - index) * (keys + values + scales);
     char *all_values = span + (keys << span_shift);
     return {span + index * keys, all_values + index * values, all_values + (values << span_shift) + index * scales};
+  }
+  // Whether these 2^span_shift blocks are a span of a set.
+  bool are_span(const int32_t *blocks) const {
+    const int32_t first = blocks[0], mask = (1 << span_shift) - 1;
+    if ((first & mask) != 0 || first >= in_sets) return false;
+    for (int i = 1; i <= mask; i++)
+      if (blocks[i] != first + i) return false;
+    return true;
   }
   int block_of(int position) const { return shift >= 0 ? position >> shift : position / block_size; }
   int offset_of(int position) const { return shift >= 0 ? position & (block_size - 1) : position % block_size; }
@@ -108,5 +119,6 @@ static inline int64_t value_index(int64_t offset, int column, int padded) {
   return (offset / P * padded + column) * P + offset % P;
 }
 
+}  // namespace
 }  // namespace mv
 #endif

@@ -38,6 +38,21 @@ Span<Lanes> locate_span(const SpanPlace &place) {
   const LayerTiles &s = *place.tiles;
   Span<Lanes> span = empty_span<Lanes>(s.head_dim);
   span.key_stride = int64_t(s.block_size) * Lanes::P;
+  const int32_t *table = place.table + s.block_of(place.start);
+  if (s.block_size == GROUP && place.low < GROUP && place.high > SPAN - GROUP && s.are_span(table)) {
+    const Tile tile = s.tile(table[0], place.head);
+    for (int g = 0; g < GROUPS; g++) {
+      span.keys[g] = (const Element *)(tile.keys + g * s.keys);
+      span.values[g] = (const Element *)(tile.values + g * s.values);
+      if constexpr (Lanes::HAS_SCALES) {
+        span.key_scales[g] = (const float *)(tile.scales + g * s.scales);
+        span.value_scales[g] = span.key_scales[g] + GROUP;
+      }
+    }
+    span.key_run = tile.keys;
+    span.value_run = tile.values;
+    return span;
+  }
   for (int g = 0; g < GROUPS; g++) {
     int nearest = min32(max32(g, place.low / GROUP), (place.high - 1) / GROUP);  // others have no visible keys
     int position = place.start + nearest * GROUP, offset = s.offset_of(position);
@@ -49,10 +64,8 @@ Span<Lanes> locate_span(const SpanPlace &place) {
       span.value_scales[g] = span.key_scales[g] + s.block_size;
     }
   }
-  // Pieces of a span that begin and end where one piece would are taken for one: it matters for what is asked for alone.
-  const int64_t keys = int64_t(GROUP) * Lanes::P * span.steps, values = int64_t(GROUP) * span.padded;
-  if (s.block_size == GROUP && span.keys[GROUPS - 1] == span.keys[0] + (GROUPS - 1) * keys)
-    span.key_run = (const char *)span.keys[0];
+  // Pieces of larger blocks that begin and end where one piece would are taken for one: it matters for what is asked for alone.
+  const int64_t values = int64_t(GROUP) * span.padded;
   if (span.values[GROUPS - 1] == span.values[0] + (GROUPS - 1) * values) span.value_run = (const char *)span.values[0];
   return span;
 }
