@@ -13,7 +13,7 @@ from mini_vllm.bench.drive import Measurable
 from mini_vllm.bench.machine import LoadMeter
 from mini_vllm.bench.roofline import SMOLLM2, Shape
 from mini_vllm.bench.rows import Pair, Row, row_of_pairs
-from mini_vllm.bench.shares import STEADY
+from mini_vllm.bench.shares import is_steady
 from mini_vllm.bench.subject import Sample, Subject
 from mini_vllm.bench.workloads import BATCH32, SAMPLED32, SINGLE, Work
 
@@ -52,7 +52,7 @@ def history_rows(subject: Subject, bandwidth: Callable[[float], float], *, round
         work = Work("history_2000", "decode", batch, HISTORY, HISTORY_TOKENS)
         subject.seconds(work, seed=300, new_tokens=1)  # from now on prefix caching knows the prompts
         subject.op_seconds()
-        pairs: dict[bool, list[Pair]] = {True: [], False: []}  # by whether the bandwidth stayed
+        pairs = []
         for _ in range(max(HISTORY_ROUNDS, rounds)):
             before = bandwidth(LARGEST)
             meter = LoadMeter()
@@ -62,10 +62,10 @@ def history_rows(subject: Subject, bandwidth: Callable[[float], float], *, round
             seconds = max(whole - first, 1e-9) / (HISTORY_TOKENS - 1)
             foreign, after = meter.foreign(), bandwidth(LARGEST)
             ideal = history_bytes(SMOLLM2, batch) / ((before + after) / 2)
-            steady = max(before, after) <= STEADY * min(before, after)
-            pairs[steady].append(Pair(Sample(1e3 * seconds, foreign), Sample(1e3 * ideal)))
+            pairs.append(Pair(Sample(1e3 * seconds, foreign, (before, after)), Sample(1e3 * ideal)))
         row = Row(work="history_2000", weights="q4_1", peer="self", unit="ms", detail=f"batch {batch}")
-        yield row_of_pairs(row, pairs[True] or pairs[False], lower_is_better=True)
+        counted = [pair for pair in pairs if is_steady(pair.ours)] or pairs
+        yield row_of_pairs(row, counted, lower_is_better=True)
 
 
 def history_bytes(shape: Shape, batch: int) -> float:

@@ -51,6 +51,11 @@ class Gauged:
         return replace(sample, bandwidths=tuple(rate for rate in (before, after) if rate is not None))
 
 
+def is_steady(sample: Sample) -> bool:
+    """Whether the bandwidth stayed from one reading beside the sample to the other."""
+    return max(sample.bandwidths) <= STEADY * min(sample.bandwidths)
+
+
 def with_share(row: Row, work: Work, *, shape: Shape, weights: Weights, limits: Limits) -> Row:
     """The row with the median share of its samples, each at the mean of its own two bandwidths and the run's peaks.
 
@@ -59,7 +64,7 @@ def with_share(row: Row, work: Work, *, shape: Shape, weights: Weights, limits: 
     if row.ours is None:
         return row
     read = [sample for sample in row.samples if sample.bandwidths]
-    counted = [sample for sample in read if max(sample.bandwidths) <= STEADY * min(sample.bandwidths)] or read
+    counted = [sample for sample in read if is_steady(sample)] or read
     if not counted:
         return replace(row, limit_share=row.ours / limit(work, shape, weights, limits))
     rates = [statistics.mean(sample.bandwidths) for sample in counted]
